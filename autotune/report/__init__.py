@@ -1,0 +1,1 @@
+"""Shows studies to people: tables, summaries, the dashboard."""

@@ -1,0 +1,156 @@
+"""One row per config of a study, with every figure's interval and sample size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from autotune.measure.metrics import estimate, samples_of, violations
+from autotune.measure.records import Measurement
+from autotune.measure.stats import Interval, metric_interval, ratio_interval
+from autotune.search.decision import Decision, Goal
+from autotune.serving.config import ServingConfig
+from autotune.store.records import LaunchRecord, LaunchState, Phase
+
+
+@dataclass(frozen=True)
+class ConfigRow:
+    """What a study knows about one config."""
+
+    trial_number: int | None
+    label: str
+    digest: str
+    roles: tuple[str, ...]
+    """Of ``no speculation``, ``default`` and ``winner``."""
+    num_launches: int
+    num_failed: int
+    objective: Interval | None
+    """None when nothing could be measured."""
+    ratio_to_baseline: Interval | None
+    acceptance_length: float | None
+    ttft_p95_ms: float | None
+    tpot_mean_ms: float | None
+    worst_limit: str | None
+    worst_violation: float | None
+    is_confirmed: bool
+    """Whether the figures come from repeated fresh launches, not from the search alone."""
+    failure: str | None
+    log_path: str | None
+
+    @property
+    def is_feasible(self) -> bool | None:
+        if self.objective is None:
+            return None
+        return self.worst_violation is None or self.worst_violation <= 0
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def config_rows(
+    launches: Sequence[LaunchRecord],
+    goal: Goal,
+    baseline_digest: str,
+    default_digest: str,
+    decision: Decision | None,
+) -> list[ConfigRow]:
+    """Summarise a study by config, best objective first and failures last.
+
+    Where a config was confirmed, only its confirmation launches count: the search's own value is
+    kept out because it was what made the config look good.
+    """
+    by_digest: dict[str, list[LaunchRecord]] = {}
+    for launch in launches:
+        if launch.state in {LaunchState.MEASURED, LaunchState.FAILED}:
+            by_digest.setdefault(launch.config.digest, []).append(launch)
+    counted = {digest: _counted(group) for digest, group in by_digest.items()}
+    winner = decision.winner if decision is not None else None
+    named = {baseline_digest: "no speculation", default_digest: "default", winner: "winner"}
+    rows = [
+        _row(
+            group,
+            counted[digest],
+            goal,
+            [] if digest == baseline_digest else _reference(counted, baseline_digest, digest),
+            tuple(role for known, role in named.items() if known == digest),
+        )
+        for digest, group in by_digest.items()
+    ]
+    return sorted(rows, key=lambda row: _order(row, goal))
+
+
+def _counted(group: Sequence[LaunchRecord]) -> list[LaunchRecord]:
+    measured = [x for x in group if x.state is LaunchState.MEASURED]
+    confirmed = [x for x in measured if x.phase is Phase.CONFIRM]
+    return confirmed or measured
+
+
+def _reference(
+    counted: Mapping[str, list[LaunchRecord]], baseline: str, digest: str
+) -> list[Measurement]:
+    """Baseline launches of the same phase as the config's, so that like is compared with like."""
+    launches = counted.get(baseline, [])
+    return [m for launch in launches for m in launch.measurements] if digest in counted else []
+
+
+def _row(
+    group: Sequence[LaunchRecord],
+    counted: Sequence[LaunchRecord],
+    goal: Goal,
+    reference: Sequence[Measurement],
+    roles: tuple[str, ...],
+) -> ConfigRow:
+    config: ServingConfig = group[0].config
+    measurements = [m for launch in counted for m in launch.measurements]
+    failures = [x.failure for x in group if x.failure is not None]
+    worst = _worst_limit(measurements, goal)
+    ratio = (
+        ratio_interval(goal.objective, measurements, reference, goal.limits)
+        if measurements and reference
+        else None
+    )
+    return ConfigRow(
+        trial_number=next((x.trial_number for x in group if x.trial_number is not None), None),
+        label=config.label(),
+        digest=config.digest,
+        roles=roles,
+        num_launches=len(counted),
+        num_failed=len(failures),
+        objective=metric_interval(goal.objective, measurements, goal.limits)
+        if measurements
+        else None,
+        ratio_to_baseline=ratio,
+        acceptance_length=_mean([m.counters.acceptance_length for m in measurements]),
+        ttft_p95_ms=_mean([estimate("ttft_p95_ms", samples_of(m)) for m in measurements]),
+        tpot_mean_ms=_mean([estimate("tpot_mean_ms", samples_of(m)) for m in measurements]),
+        worst_limit=worst[0] if worst else None,
+        worst_violation=worst[1] if worst else None,
+        is_confirmed=any(x.phase is Phase.CONFIRM for x in counted),
+        failure=str(failures[-1]) if failures and not measurements else None,
+        log_path=group[-1].log_path,
+    )
+
+
+def _worst_limit(measurements: Sequence[Measurement], goal: Goal) -> tuple[str, float] | None:
+    by_limit: dict[str, list[float]] = {}
+    for measurement in measurements:
+        for name, value in violations(measurement, goal.limits).items():
+            by_limit.setdefault(name, []).append(value)
+    if not by_limit:
+        return None
+    means = {name: sum(values) / len(values) for name, values in by_limit.items()}
+    worst = max(means, key=lambda name: means[name])
+    return worst, means[worst]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None and value == value]
+    return sum(known) / len(known) if known else None
+
+
+def _order(row: ConfigRow, goal: Goal) -> tuple[bool, bool, float]:
+    if row.objective is None:
+        return True, True, 0.0
+    sign = -1.0 if goal.is_maximized else 1.0
+    return False, not row.is_feasible, sign * row.objective.estimate

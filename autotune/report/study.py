@@ -1,0 +1,104 @@
+"""Read a study back from the store, in the form that tables, exports and the dashboard share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.measure.stats import Interval
+from autotune.report.rows import ConfigRow, config_rows
+from autotune.search.decision import Decision, FinalistResult, Goal
+from autotune.store.records import LaunchRecord, StudyRecord
+from autotune.store.repository import Store
+from autotune.traffic.profile import TrafficProfile
+
+
+@dataclass(frozen=True)
+class StudyView:
+    """A study with everything derived from it."""
+
+    record: StudyRecord
+    goal: Goal
+    launches: tuple[LaunchRecord, ...]
+    decision: Decision | None
+    rows: tuple[ConfigRow, ...]
+
+    def launch_of_trial(self, number: int) -> LaunchRecord | None:
+        """Return the last launch of one of Optuna's trials."""
+        of_trial = [x for x in self.launches if x.trial_number == number]
+        return of_trial[-1] if of_trial else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the study as plain data, for scripts."""
+        return {
+            "format": "autotune-study",
+            "version": 1,
+            "study": self.record.name,
+            "is_simulated": self.record.is_simulated,
+            "objective": self.goal.objective,
+            "is_maximized": self.goal.is_maximized,
+            "definition": dict(self.record.definition),
+            "environment": dict(self.record.environment),
+            "timings_s": dict(self.record.timings_s),
+            "configs": [row.as_dict() for row in self.rows],
+            "decision": self.decision.as_dict() if self.decision is not None else None,
+        }
+
+    def launches_of(self, digest: str) -> list[LaunchRecord]:
+        return [x for x in self.launches if x.config.digest == digest]
+
+
+def load_study(store: Store, name: str | None) -> StudyView:
+    """Load a study by name, or the newest one.
+
+    Raises:
+        UnknownStudyError: there is no such study.
+    """
+    record = store.get_study(name)
+    goal = stored_goal(record)
+    launches = tuple(store.launches(record))
+    stored = store.latest_decision(record)
+    decision = decision_from_dict(stored) if stored is not None else None
+    anchors = record.environment.get("anchors", {})
+    rows = config_rows(
+        launches, goal, anchors.get("baseline", ""), anchors.get("default", ""), decision
+    )
+    return StudyView(record, goal, launches, decision, tuple(rows))
+
+
+def stored_goal(record: StudyRecord) -> Goal:
+    """Rebuild a study's goal from its stored definition."""
+    from autotune.search.setup import goal_of
+
+    profile = TrafficProfile.model_validate({**record.definition["traffic"], "name": "stored"})
+    return goal_of(profile)
+
+
+def decision_from_dict(data: Mapping[str, Any]) -> Decision:
+    """Rebuild a decision that went through JSON."""
+    finalists = tuple(
+        FinalistResult(
+            **{
+                **row,
+                "roles": tuple(row["roles"]),
+                "objective": Interval(**row["objective"]),
+                "ratio_to_best": Interval(**row["ratio_to_best"]),
+                "ratio_to_baseline": _interval(row["ratio_to_baseline"]),
+            }
+        )
+        for row in data["finalists"]
+    )
+    return Decision(
+        **{
+            **data,
+            "finalists": finalists,
+            "gain_over_baseline": _interval(data["gain_over_baseline"]),
+            "gain_over_default": _interval(data["gain_over_default"]),
+            "warnings": tuple(data["warnings"]),
+        }
+    )
+
+
+def _interval(data: Mapping[str, Any] | None) -> Interval | None:
+    return Interval(**data) if data is not None else None

@@ -1,0 +1,231 @@
+"""From repeated measurements of the finalists to a recommendation, with its evidence.
+
+Only launches of the confirmation count here. The search picks its best trial because it came out
+best, so its value is too good on average (the winner's curse); fresh launches have no such bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from autotune.measure.metrics import Limits, violations
+from autotune.measure.records import Measurement
+from autotune.measure.stats import CONFIDENCE, Interval, metric_interval, ratio_interval
+from autotune.serving.config import ServingConfig
+
+MIN_LAUNCHES = 2
+NEAR_LIMIT_RATIO = 0.05
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What makes a config better, and which differences matter."""
+
+    objective: str
+    is_maximized: bool
+    limits: Limits
+    margin_ratio: float
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """One config with its repeated measurements."""
+
+    config: ServingConfig
+    roles: tuple[str, ...]
+    """Such as ``no speculation`` and ``default``."""
+    measurements: tuple[Measurement, ...]
+
+
+@dataclass(frozen=True)
+class FinalistResult:
+    """What the repeats say about one finalist."""
+
+    config: dict[str, Any]
+    digest: str
+    label: str
+    roles: tuple[str, ...]
+    num_launches: int
+    objective: Interval
+    ratio_to_best: Interval
+    """Of the objective, to the best finalist; 1 for the best itself."""
+    ratio_to_baseline: Interval | None
+    is_feasible: bool
+    worst_limit: str | None
+    """The limit that is violated most, or is nearest to being violated."""
+    worst_violation: float | None
+    """Relative: above 0 violated, -0.1 is 10 % below the limit."""
+    is_tied_with_best: bool
+    acceptance_length: float | None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The recommendation of a study, complete with its evidence; stored and exported as it is."""
+
+    winner: str
+    """Digest of the recommended config."""
+    winner_label: str
+    reason: str
+    objective: str
+    is_maximized: bool
+    margin_ratio: float
+    confidence: float
+    finalists: tuple[FinalistResult, ...]
+    gain_over_baseline: Interval | None
+    gain_over_default: Interval | None
+    warnings: tuple[str, ...] = ()
+    is_simulated: bool = False
+    schedule_digest: str = ""
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def of(self, digest: str) -> FinalistResult:
+        return next(result for result in self.finalists if result.digest == digest)
+
+
+def decide(
+    finalists: Sequence[Finalist], goal: Goal, trained_depth: int | None = None
+) -> Decision | None:
+    """Choose among the finalists.
+
+    The best feasible finalist is the one with the best mean. Every finalist that is not worse than
+    it with 95 % confidence, or by less than the practical margin, is tied with it; the simplest of
+    the tied ones is recommended. So speculation is recommended only where the measurements say, beyond
+    their noise, that it helps.
+
+    Args:
+        finalists: each with its confirmation launches.
+        goal: objective, limits and margin.
+        trained_depth: of the drafter, for the warning about K beyond it.
+
+    Returns:
+        The decision; None when no finalist is feasible or was launched at least twice.
+    """
+    usable = [f for f in finalists if len(f.measurements) >= MIN_LAUNCHES]
+    feasible = [f for f in usable if _worst_violation(f, goal)[1] <= 0]
+    if not feasible:
+        return None
+    best = _best(feasible, goal)
+    baseline = next((f for f in usable if not f.config.is_speculative), None)
+    results = tuple(_result(f, best, baseline, goal) for f in usable)
+    tied = [
+        f for f, r in zip(usable, results, strict=True) if r.is_feasible and r.is_tied_with_best
+    ]
+    winner = min(tied, key=lambda f: f.config.simplicity)
+    default = next((f for f in usable if "default" in f.roles), None)
+    return Decision(
+        winner=winner.config.digest,
+        winner_label=winner.config.label(),
+        reason=_reason(winner, best, tied, goal),
+        objective=goal.objective,
+        is_maximized=goal.is_maximized,
+        margin_ratio=goal.margin_ratio,
+        confidence=CONFIDENCE,
+        finalists=results,
+        gain_over_baseline=_gain(winner, baseline, goal),
+        gain_over_default=_gain(winner, default, goal),
+        warnings=tuple(_warnings(winner, goal, trained_depth)),
+        is_simulated=any(m.is_simulated for f in usable for m in f.measurements),
+        schedule_digest=winner.measurements[0].schedule_digest,
+    )
+
+
+def _best(finalists: Sequence[Finalist], goal: Goal) -> Finalist:
+    """The finalist whose paired ratio to the first one is best."""
+    reference = finalists[0]
+
+    def ratio(finalist: Finalist) -> float:
+        return ratio_interval(
+            goal.objective, finalist.measurements, reference.measurements, goal.limits
+        ).estimate
+
+    return max(finalists, key=ratio) if goal.is_maximized else min(finalists, key=ratio)
+
+
+def _result(
+    finalist: Finalist, best: Finalist, baseline: Finalist | None, goal: Goal
+) -> FinalistResult:
+    to_best = ratio_interval(goal.objective, finalist.measurements, best.measurements, goal.limits)
+    worst_limit, worst = _worst_violation(finalist, goal)
+    lengths = [m.counters.acceptance_length for m in finalist.measurements]
+    known = [length for length in lengths if length is not None]
+    return FinalistResult(
+        config=finalist.config.as_dict(),
+        digest=finalist.config.digest,
+        label=finalist.config.label(),
+        roles=finalist.roles,
+        num_launches=len(finalist.measurements),
+        objective=metric_interval(goal.objective, finalist.measurements, goal.limits),
+        ratio_to_best=to_best,
+        ratio_to_baseline=_gain(finalist, baseline, goal),
+        is_feasible=worst <= 0,
+        worst_limit=worst_limit,
+        worst_violation=worst if worst_limit else None,
+        is_tied_with_best=finalist is best or _is_tied(to_best, goal),
+        acceptance_length=float(np.mean(known)) if known else None,
+    )
+
+
+def _is_tied(ratio_to_best: Interval, goal: Goal) -> bool:
+    if goal.is_maximized:
+        is_worse, by = ratio_to_best.high < 1, 1 - ratio_to_best.estimate
+    else:
+        is_worse, by = ratio_to_best.low > 1, ratio_to_best.estimate - 1
+    return not is_worse or by < goal.margin_ratio
+
+
+def _gain(finalist: Finalist, reference: Finalist | None, goal: Goal) -> Interval | None:
+    if reference is None or reference is finalist:
+        return None
+    return ratio_interval(
+        goal.objective, finalist.measurements, reference.measurements, goal.limits
+    )
+
+
+def _worst_violation(finalist: Finalist, goal: Goal) -> tuple[str | None, float]:
+    """Return the limit with the largest violation, averaged over launches."""
+    by_limit: dict[str, list[float]] = {}
+    for measurement in finalist.measurements:
+        for name, value in violations(measurement, goal.limits).items():
+            by_limit.setdefault(name, []).append(value)
+    means = {name: float(np.mean(values)) for name, values in by_limit.items()}
+    if not means:
+        return None, 0.0
+    worst = max(means, key=lambda name: means[name])
+    return worst, means[worst]
+
+
+def _reason(winner: Finalist, best: Finalist, tied: Sequence[Finalist], goal: Goal) -> str:
+    direction = "highest" if goal.is_maximized else "lowest"
+    if winner is best and len(tied) == 1:
+        return f"{direction} {goal.objective} among the finalists, beyond noise and margin"
+    if winner is best:
+        others = ", ".join(f.config.label() for f in tied if f is not winner)
+        return f"{direction} {goal.objective}, and simpler than what is tied with it: {others}"
+    return (
+        f"tied with {best.config.label()}, which has the {direction} {goal.objective} but not "
+        "beyond noise and margin; the simpler config is preferred"
+    )
+
+
+def _warnings(winner: Finalist, goal: Goal, trained_depth: int | None) -> list[str]:
+    config, warnings = winner.config, []
+    if any(m.is_simulated for m in winner.measurements):
+        warnings.append("simulated: no real server was measured")
+    if trained_depth and config.num_speculative_tokens > trained_depth:
+        warnings.append(
+            f"K = {config.num_speculative_tokens} is beyond the drafter's trained depth of {trained_depth}"
+        )
+    if config.weights != "as_is" or config.kv_cache_dtype != "auto":
+        warnings.append("FP8 changes what the model says; check the quality of its answers")
+    limit, worst = _worst_violation(winner, goal)
+    if limit is not None and -NEAR_LIMIT_RATIO < worst <= 0:
+        warnings.append(f"{limit} is only {-worst:.1%} below its limit")
+    return warnings

@@ -1,0 +1,238 @@
+"""Everything that can be known, checked and refused before the first launch."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import autotune
+from autotune.errors import InputError, invalid
+from autotune.search.candidates import Candidates, enumerate_candidates
+from autotune.search.decision import Goal
+from autotune.search.definition import study_definition
+from autotune.search.space import SearchSpace
+from autotune.serving.capabilities import EngineInfo, capabilities
+from autotune.serving.engine import Engine
+from autotune.serving.models import DrafterInfo, ModelInfo
+from autotune.serving.vllm_options import Needs
+from autotune.traffic.profile import TrafficProfile
+from autotune.traffic.schedule import Schedule, build_schedule
+from autotune.traffic.tokens import longest_request
+
+DEFAULT_TRIALS = 20
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """What the user decides about a search, beside traffic and space."""
+
+    storage: str = "autotune.db"
+    study: str | None = None
+    """Name of the study; the profile's name when None."""
+    out_dir: Path = Path("autotune-out")
+    sampler: str = "tpe"
+    seed: int | None = None
+    """Seed of schedule and sampler; the profile's own when None."""
+    max_trials: int | None = None
+    """Configs to try in the search phase; `DEFAULT_TRIALS` when there is no budget either."""
+    budget_s: float | None = None
+    num_finalists: int = 2
+    """Best configs of the search that are confirmed, beside no speculation and the default."""
+    num_repeats: int = 3
+    """Fresh launches of each finalist."""
+    is_fresh: bool = False
+    """Throw an existing study of this name away."""
+    command_line: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class SearchSetup:
+    """A search that is ready to run: every input checked, every candidate listed."""
+
+    profile: TrafficProfile
+    space: SearchSpace
+    settings: SearchSettings
+    engine: Engine
+    info: EngineInfo
+    model: str
+    target: ModelInfo | None
+    drafters: tuple[DrafterInfo, ...]
+    schedule: Schedule
+    candidates: Candidates
+    needs: Needs
+    goal: Goal
+    definition: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def study_name(self) -> str:
+        return self.settings.study or self.profile.name
+
+    @property
+    def seed(self) -> int:
+        return self.profile.seed if self.settings.seed is None else self.settings.seed
+
+    @property
+    def max_trials(self) -> int:
+        """Configs to try in the search phase."""
+        limit = self.settings.max_trials
+        if limit is None:
+            limit = (
+                DEFAULT_TRIALS if self.settings.budget_s is None else len(self.candidates.items)
+            )
+        return min(limit, len(self.candidates.items))
+
+    @property
+    def trained_depth(self) -> int | None:
+        depths = [d.trained_depth for d in self.drafters if d.trained_depth]
+        return min(depths) if depths else None
+
+
+def prepare(
+    profile: TrafficProfile,
+    space: SearchSpace,
+    engine: Engine,
+    model: str,
+    drafters: Sequence[str],
+    settings: SearchSettings,
+    where: str = "--profile",
+) -> SearchSetup:
+    """Check everything and list the candidates; launches nothing.
+
+    Args:
+        profile: the traffic.
+        space: the knobs.
+        engine: what serves.
+        model: folder or hub id of the target.
+        drafters: folders or hub ids of the heads to search over; may be empty.
+        settings: the rest.
+        where: the profile's path, for messages.
+
+    Raises:
+        InputError: something the user gave cannot be used.
+        PrerequisiteError: something has to be installed or downloaded first.
+    """
+    info = engine.describe()
+    target, heads = engine.inspect(model, drafters, where)
+    capable = capabilities(info, target, heads, beyond_trained_depth=space.beyond_trained_depth)
+    seed = profile.seed if settings.seed is None else settings.seed
+    schedule = build_schedule(profile, seed)
+    served_as = str(target.folder) if target is not None else model
+    candidates = enumerate_candidates(
+        space, capable, served_as, heads, concurrency=profile.offered_concurrency
+    )
+    return SearchSetup(
+        profile=profile,
+        space=space,
+        settings=settings,
+        engine=engine,
+        info=info,
+        model=model,
+        target=target,
+        drafters=heads,
+        schedule=schedule,
+        candidates=candidates,
+        needs=_needs(profile, schedule, target, candidates, where),
+        goal=goal_of(profile),
+        definition=study_definition(profile, space, schedule, info, model, tuple(drafters), seed),
+        environment=_environment(info, settings, candidates),
+        notes=tuple(_notes(profile, info, heads)),
+    )
+
+
+def goal_of(profile: TrafficProfile) -> Goal:
+    """Return what the profile wants optimised and kept."""
+    return Goal(
+        objective=profile.objective_name,
+        is_maximized=profile.is_maximized,
+        limits={c.name: dict(c.slo) for c in profile.classes if c.slo},
+        margin_ratio=profile.objective.practical_margin_ratio,
+    )
+
+
+def _needs(
+    profile: TrafficProfile,
+    schedule: Schedule,
+    target: ModelInfo | None,
+    candidates: Candidates,
+    where: str,
+) -> Needs:
+    max_k = max(c.config.num_speculative_tokens for c in candidates.items)
+    if target is None:
+        return Needs(profile.offered_concurrency, None, max_k, None)
+    longest = longest_request(schedule, target.folder)
+    if longest.is_exact and longest.min_tokens > target.max_position_embeddings:
+        raise invalid(
+            f"prompt and output of every request must fit into the model's "
+            f"{target.max_position_embeddings:,} tokens",
+            where=where,
+            key_path=f"classes.{longest.class_name}",
+            got=longest.min_tokens,
+            next_step=f"Shorten the prompt that begins with {longest.start!r}, or lower max_tokens.",
+        )
+    return Needs(
+        concurrency=profile.offered_concurrency,
+        longest_request_tokens=longest.max_tokens,
+        max_num_speculative_tokens=max_k,
+        model_max_len=target.max_position_embeddings,
+    )
+
+
+def _environment(
+    info: EngineInfo, settings: SearchSettings, candidates: Candidates
+) -> dict[str, Any]:
+    return {
+        "anchors": {
+            "baseline": candidates.baseline.config.digest,
+            "default": candidates.default.config.digest,
+        },
+        "autotune": autotune.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "engine": info.as_dict(),
+        "sampler": settings.sampler,
+        "command_line": list(settings.command_line or sys.argv),
+    }
+
+
+def _notes(profile: TrafficProfile, info: EngineInfo, heads: Sequence[DrafterInfo]) -> list[str]:
+    notes = [f"drafter {head.name}: {head.describe()}" for head in heads]
+    if not heads:
+        notes.append("no drafter: only configs without speculation are searched")
+    if not profile.is_closed_loop and profile.offered_concurrency is None:
+        notes.append(
+            "load.max_concurrency is not given, so token budgets cannot be checked before launch"
+        )
+    if info.is_simulated:
+        notes.append(
+            "simulated: every figure comes from a model of the hardware, not from a server"
+        )
+    return notes
+
+
+def prepare_out_dir(path: Path) -> Path:
+    """Make the output folder and prove that it can be written to.
+
+    Raises:
+        InputError: it cannot, or the disk is full.
+    """
+    probe = path / ".autotune-write-test"
+    try:
+        (path / "logs").mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"x" * 4096)
+    except OSError as err:
+        raise InputError(
+            f"--out: {path} cannot be written to ({err.strerror}). "
+            "Give another folder, or make space or rights there."
+        ) from err
+    finally:
+        try:
+            probe.unlink(missing_ok=True)
+        except OSError:
+            pass  # the folder is not writable, which was said above
+    return path

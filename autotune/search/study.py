@@ -1,0 +1,555 @@
+"""The study loop: anchors, search, confirmation, decision; every step kept before the next begins."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+import optuna
+from optuna.exceptions import ExperimentalWarning
+from optuna.trial import Trial, TrialState
+
+from autotune.errors import StudyChangedError, StudyError
+from autotune.measure.client import MeasurementStopped
+from autotune.measure.metrics import Limits, observed, summarize, violations
+from autotune.measure.records import Measurement, RequestRecord
+from autotune.search.candidates import Candidate
+from autotune.search.decision import Decision, Finalist, decide
+from autotune.search.definition import differences
+from autotune.search.samplers import DIGEST_ATTR, create_sampler, distributions, tried_digests
+from autotune.search.setup import SearchSetup
+from autotune.search.trial import TrialResult, run_trial
+from autotune.serving.config import ServingConfig
+from autotune.serving.engine import LaunchContext
+from autotune.serving.failures import TrialFailure
+from autotune.store.records import LaunchRecord, LaunchState, Phase, StudyRecord
+from autotune.store.repository import Store
+from autotune.store.schema import BUSY_TIMEOUT_S, storage_url
+
+BASELINE_ROLE = "no speculation"
+DEFAULT_ROLE = "default"
+MAX_ATTEMPTS = 2
+"""Launches of one trial, the second one only after a failure that the config is not to blame for."""
+
+
+class StopReason(StrEnum):
+    """Why a search came to its end."""
+
+    COMPLETE = "complete"
+    BUDGET = "budget"
+    INTERRUPTED = "interrupted"
+
+
+class SearchListener(Protocol):
+    """Is told what a search does, to show it."""
+
+    def on_start(self, setup: SearchSetup, num_done: int) -> None: ...
+
+    def on_phase(self, phase: Phase, num_launches: int) -> None: ...
+
+    def on_launch(self, config: ServingConfig, phase: Phase, roles: tuple[str, ...]) -> None: ...
+
+    def on_record(self, record: RequestRecord) -> None: ...
+
+    def on_result(self, config: ServingConfig, phase: Phase, result: TrialResult) -> None: ...
+
+
+class SilentListener:
+    """Shows nothing."""
+
+    def on_start(self, setup: SearchSetup, num_done: int) -> None: ...
+
+    def on_phase(self, phase: Phase, num_launches: int) -> None: ...
+
+    def on_launch(self, config: ServingConfig, phase: Phase, roles: tuple[str, ...]) -> None: ...
+
+    def on_record(self, record: RequestRecord) -> None: ...
+
+    def on_result(self, config: ServingConfig, phase: Phase, result: TrialResult) -> None: ...
+
+
+@dataclass(frozen=True)
+class SearchOutcome:
+    """How a search ended."""
+
+    study: StudyRecord
+    stop_reason: StopReason
+    decision: Decision | None
+
+
+def run_search(
+    setup: SearchSetup,
+    store: Store,
+    listener: SearchListener | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> SearchOutcome:
+    """Run a study to its decision, or go on with one that was cut off.
+
+    Args:
+        setup: from `prepare`.
+        store: the open database.
+        listener: is told what happens.
+        should_stop: asked about twice a second; True ends the search cleanly, to be resumed.
+
+    Raises:
+        StudyChangedError: a study of this name exists and was defined otherwise.
+        StudyError: another process runs it, or nothing that was tried is feasible.
+    """
+    search = _Search(setup, store, listener or SilentListener(), should_stop or (lambda: False))
+    return search.run()
+
+
+class _Search:
+    """One session of a study."""
+
+    def __init__(
+        self,
+        setup: SearchSetup,
+        store: Store,
+        listener: SearchListener,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self.setup = setup
+        self.store = store
+        self.listener = listener
+        self.should_stop = should_stop
+        self.clock = setup.engine.clock
+        self.study = open_study(setup, store)
+        self.optuna_study = _open_optuna_study(setup)
+        self.spent_before_s = self.study.timings_s.get("total", 0.0)
+        self.began_s = self.clock.now_s()
+        self.kept_until_s = self.began_s
+
+    def run(self) -> SearchOutcome:
+        self.store.take_hold(self.study)
+        try:
+            self._recover()
+            done = [x for x in self._launches() if x.state in _FINISHED]
+            self.listener.on_start(self.setup, len(done))
+            reason = self._run_phases()
+        except MeasurementStopped:
+            reason = StopReason.INTERRUPTED
+        finally:
+            self._keep_time({})
+            self.store.release(self.study)
+        decision = None if reason is StopReason.INTERRUPTED else self._decide()
+        return SearchOutcome(self.study, reason, decision)
+
+    def _run_phases(self) -> StopReason:
+        self._search()
+        if not self._feasible():
+            raise StudyError(self._nothing_feasible())
+        finalists = self._finalists()
+        is_complete = self._confirm(finalists)
+        return StopReason.COMPLETE if is_complete else StopReason.BUDGET
+
+    # Going on after a cut
+
+    def _recover(self) -> None:
+        """Bring both ledgers into line after a session that was cut off at any point.
+
+        Autotune's tables are written first, Optuna's second. So a measured launch whose trial still
+        runs is told now, and a trial without a finished launch is dropped and its config tried anew.
+        """
+        self.store.abandon_running(self.study)
+        finished: dict[int, LaunchRecord] = {
+            launch.trial_number: launch
+            for launch in self._launches()
+            if launch.trial_number is not None and launch.state in _FINISHED
+        }
+        for frozen in self.optuna_study.get_trials(states=(TrialState.RUNNING,)):
+            launch = finished.get(frozen.number)
+            if launch is None:
+                self.optuna_study.tell(frozen.number, state=TrialState.FAIL)
+                continue
+            trial = Trial(self.optuna_study, frozen._trial_id)
+            self._tell(trial, launch.config, launch.measurements, launch.failure)
+
+    # Search phase
+
+    def _search(self) -> None:
+        self.listener.on_phase(Phase.SEARCH, self.setup.max_trials)
+        for candidate in self._anchors():
+            if candidate.config.digest not in tried_digests(self.optuna_study):
+                # A session that was cut off here may have left this very trial waiting.
+                if not self.optuna_study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+                    self.optuna_study.enqueue_trial(self._searched(candidate))
+                self._try_next()
+        while self._may_search():
+            self._try_next()
+
+    def _anchors(self) -> list[Candidate]:
+        c = self.setup.candidates
+        ordered = {x.config.digest: x for x in (c.baseline, c.default, c.starter)}
+        return list(ordered.values())[: max(self.setup.max_trials, 1)]
+
+    def _searched(self, candidate: Candidate) -> dict[str, Any]:
+        moving = distributions(self.setup.candidates)
+        return {name: value for name, value in candidate.params.items() if name in moving}
+
+    def _may_search(self) -> bool:
+        tried = tried_digests(self.optuna_study)
+        if len(tried) >= self.setup.max_trials:
+            return False
+        open_items = [c for c in self.setup.candidates.items if c.config.digest not in tried]
+        return bool(open_items) and self._fits(1 + self._num_confirmation_launches())
+
+    def _num_confirmation_launches(self) -> int:
+        settings = self.setup.settings
+        return (settings.num_finalists + 2) * settings.num_repeats
+
+    def _fits(self, num_launches: int) -> bool:
+        """Whether the budget has room for that many more launches, at what they took so far."""
+        budget_s = self.setup.settings.budget_s
+        if budget_s is None:
+            return True
+        done = [x for x in self._launches() if x.ended_at_s is not None]
+        mean_s = sum((x.ended_at_s or 0) - x.started_at_s for x in done) / max(len(done), 1)
+        return self._spent_s() + num_launches * mean_s <= budget_s
+
+    def _spent_s(self) -> float:
+        return self.spent_before_s + self.clock.now_s() - self.began_s
+
+    def _try_next(self) -> None:
+        trial = self.optuna_study.ask(distributions(self.setup.candidates))
+        candidate = self._candidate_of(trial)
+        trial.set_user_attr(DIGEST_ATTR, candidate.config.digest)
+        trial.set_user_attr("label", candidate.config.label())
+        result = self._launch(candidate.config, Phase.SEARCH, 0, trial.number)
+        measurements = (result.measurement,) if result.measurement is not None else ()
+        self._tell(trial, candidate.config, measurements, result.failure)
+
+    def _candidate_of(self, trial: Trial) -> Candidate:
+        standing = {d.name: d.values[0] for d in self.setup.candidates.dimensions}
+        found = self.setup.candidates.nearest({**standing, **trial.params}, set())
+        assert found is not None  # there is at least one candidate, or `prepare` had refused
+        return found
+
+    def _tell(
+        self,
+        trial: Trial,
+        config: ServingConfig,
+        measurements: tuple[Measurement, ...],
+        failure: TrialFailure | None,
+    ) -> None:
+        """Report a trial to Optuna.
+
+        A crash is a COMPLETE trial with a violated constraint, because samplers do not learn from
+        FAIL and would propose the same again.
+        """
+        goal = self.setup.goal
+        constraints = {"launch": -1.0 if failure is None else 1.0}
+        if failure is not None:
+            trial.set_user_attr("failure", str(failure))
+            constraints |= dict.fromkeys(_limit_names(goal.limits), 1.0)
+            value = self._worst_value()
+        else:
+            measurement = measurements[0]
+            value = observed(goal.objective, measurement, goal.limits)
+            constraints |= violations(measurement, goal.limits)
+            for name, figure in summarize(measurement, goal.limits).items():
+                if figure is not None:
+                    trial.set_user_attr(name, round(figure, 6))
+        _set_constraints(trial, constraints)
+        self.optuna_study.tell(trial, value if math.isfinite(value) else self._worst_value())
+
+    def _worst_value(self) -> float:
+        """The worst value seen, for a trial without one.
+
+        Far worse values would squeeze all real differences together when a model standardises.
+        """
+        done = self.optuna_study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        values = [t.value for t in done if t.value is not None]
+        if not values:
+            return 0.0 if self.setup.goal.is_maximized else 1e6
+        return min(values) if self.setup.goal.is_maximized else max(values)
+
+    # Confirmation phase
+
+    def _feasible(self) -> list[LaunchRecord]:
+        """Measured launches of the search that keep every limit, best first."""
+        goal = self.setup.goal
+        found = [
+            x
+            for x in self._launches()
+            if x.phase is Phase.SEARCH
+            and x.state is LaunchState.MEASURED
+            and all(v <= 0 for v in violations(x.measurements[0], goal.limits).values())
+        ]
+        return sorted(
+            found,
+            key=lambda x: observed(goal.objective, x.measurements[0], goal.limits),
+            reverse=goal.is_maximized,
+        )
+
+    def _finalists(self) -> dict[str, tuple[ServingConfig, tuple[str, ...]]]:
+        """Choose who is confirmed: always no speculation and the default, and the best others.
+
+        Only configs that could be measured; one that breaks a limit stays in when it is a point of
+        comparison.
+        """
+        candidates = self.setup.candidates
+        roles: dict[str, list[str]] = {}
+        roles.setdefault(candidates.baseline.config.digest, []).append(BASELINE_ROLE)
+        roles.setdefault(candidates.default.config.digest, []).append(DEFAULT_ROLE)
+        feasible = [x.config.digest for x in self._feasible()]
+        others = [digest for digest in feasible if digest not in roles]
+        for digest in others[: self.setup.settings.num_finalists]:
+            roles[digest] = []
+        by_digest = {c.config.digest: c.config for c in candidates.items}
+        measured = {x.config.digest for x in self._launches() if x.state is LaunchState.MEASURED}
+        return {
+            digest: (by_digest[digest], tuple(names))
+            for digest, names in roles.items()
+            if digest in measured
+        }
+
+    def _confirm(self, finalists: dict[str, tuple[ServingConfig, tuple[str, ...]]]) -> bool:
+        """Launch every finalist anew, in rounds, so that slow drift of the machine hits all alike.
+
+        Returns:
+            False when the budget ended it early.
+        """
+        repeats = self.setup.settings.num_repeats
+        self.listener.on_phase(Phase.CONFIRM, len(finalists) * repeats)
+        for repeat in range(repeats):
+            done = {
+                x.config.digest
+                for x in self._launches()
+                if x.phase is Phase.CONFIRM and x.repeat == repeat and x.state in _FINISHED
+            }
+            order = list(finalists.values())
+            # Every other round runs backwards: a steady drift then cancels in the means.
+            for config, roles in reversed(order) if repeat % 2 else order:
+                if config.digest in done:
+                    continue
+                if not self._fits(1):
+                    return False
+                self._launch(config, Phase.CONFIRM, repeat, None, roles)
+        return True
+
+    def _decide(self) -> Decision | None:
+        confirmed: dict[str, list[Measurement]] = {}
+        for launch in self._launches():
+            if launch.phase is Phase.CONFIRM and launch.state is LaunchState.MEASURED:
+                confirmed.setdefault(launch.config.digest, []).extend(launch.measurements)
+        finalists = [
+            Finalist(config, roles, tuple(confirmed[digest]))
+            for digest, (config, roles) in self._finalists().items()
+            if digest in confirmed
+        ]
+        decision = decide(finalists, self.setup.goal, self.setup.trained_depth)
+        if decision is not None:
+            stored = self.store.latest_decision(self.study)
+            plain = json.loads(json.dumps(decision.as_dict()))
+            if stored != plain:
+                self.store.add_decision(self.study, decision.as_dict(), self.clock.now_s())
+        return decision
+
+    # One launch
+
+    def _launch(
+        self,
+        config: ServingConfig,
+        phase: Phase,
+        repeat: int,
+        trial_number: int | None,
+        roles: tuple[str, ...] = (),
+    ) -> TrialResult:
+        """Launch once, or twice where the first failure was not the config's doing."""
+        self.listener.on_launch(config, phase, roles)
+        for attempt in range(MAX_ATTEMPTS):
+            result = self._launch_once(config, phase, repeat, trial_number)
+            if result.failure is None or not result.failure.kind.is_worth_a_retry:
+                break
+            if attempt + 1 == MAX_ATTEMPTS:
+                break
+        self.listener.on_result(config, phase, result)
+        return result
+
+    def _launch_once(
+        self, config: ServingConfig, phase: Phase, repeat: int, trial_number: int | None
+    ) -> TrialResult:
+        if self.should_stop():
+            raise MeasurementStopped("the search was stopped")
+        launch_id = self.store.begin_launch(
+            self.study, config, phase, repeat, trial_number, self.clock.now_s()
+        )
+        try:
+            result = run_trial(
+                self.setup.engine,
+                config,
+                self.setup.schedule,
+                self._context(config, launch_id),
+                self.listener.on_record,
+                self.should_stop,
+            )
+        except BaseException:
+            self.store.abandon_launch(launch_id, self.clock.now_s())
+            raise
+        self._keep(launch_id, result)
+        return result
+
+    def _context(self, config: ServingConfig, launch_id: int) -> LaunchContext:
+        return LaunchContext(
+            work_dir=self.setup.settings.out_dir / "logs",
+            name=f"{launch_id:04d}-k{config.num_speculative_tokens}-{config.digest}",
+            needs=self.setup.needs,
+            timeout_s=self.setup.profile.serve.launch_timeout_s,
+            should_stop=self.should_stop,
+        )
+
+    def _keep(self, launch_id: int, result: TrialResult) -> None:
+        now_s = self.clock.now_s()
+        if result.failure is not None:
+            self.store.end_failed(launch_id, result.failure, now_s)
+        else:
+            assert result.report is not None  # a trial without failure has both
+            assert result.measurement is not None
+            summary = summarize(result.measurement, self.setup.goal.limits)
+            self.store.end_measured(
+                launch_id, result.report, [(result.measurement, summary)], now_s
+            )
+        self._keep_time(result.timings_s)
+
+    def _keep_time(self, timings_s: dict[str, float]) -> None:
+        now_s = self.clock.now_s()
+        self.store.add_timings(self.study, {**timings_s, "total": now_s - self.kept_until_s})
+        self.kept_until_s = now_s
+
+    def _launches(self) -> list[LaunchRecord]:
+        return self.store.launches(self.study)
+
+    def _nothing_feasible(self) -> str:
+        """Explain a study without any feasible trial, with the nearest miss."""
+        launches = [x for x in self._launches() if x.phase is Phase.SEARCH]
+        failed = [x.failure for x in launches if x.failure is not None]
+        lines = [f"study {self.study.name!r}: none of {len(launches)} launches is feasible."]
+        if failed:
+            kinds = sorted({f.kind.value for f in failed})
+            lines.append(f"{len(failed)} failed ({', '.join(kinds)}); the first: {failed[0]}")
+        measured = [x for x in launches if x.measurements]
+        if measured:
+            lines.append(self._nearest_miss(measured))
+        return "\n".join(lines)
+
+    def _nearest_miss(self, measured: list[LaunchRecord]) -> str:
+        limits = self.setup.goal.limits
+        worst = {
+            x.launch_id: max(violations(x.measurements[0], limits).items(), key=lambda kv: kv[1])
+            for x in measured
+        }
+        nearest = min(measured, key=lambda x: worst[x.launch_id][1])
+        name, violation = worst[nearest.launch_id]
+        return (
+            f"Nearest miss: {nearest.config.label()}, {name} is {violation:.1%} above its limit. "
+            "Raise the limit, lower the load, or widen the search space."
+        )
+
+
+_FINISHED = frozenset({LaunchState.MEASURED, LaunchState.FAILED})
+
+
+def open_study(setup: SearchSetup, store: Store) -> StudyRecord:
+    """Find the study to go on with, or begin one.
+
+    Raises:
+        StudyChangedError: it exists and was defined otherwise.
+    """
+    name = setup.study_name
+    existing = store.find_study(name)
+    if existing is not None and setup.settings.is_fresh:
+        store.take_hold(existing)  # refuses to delete under a running search
+        store.delete_study(existing)
+        _delete_optuna_study(setup)
+        existing = None
+    if existing is None:
+        _refuse_foreign_study(setup)
+        return store.add_study(
+            name,
+            setup.definition,
+            setup.environment,
+            time.time(),
+            is_simulated=setup.info.is_simulated,
+        )
+    changed = differences(existing.definition, json.loads(json.dumps(setup.definition)))
+    if changed:
+        raise StudyChangedError(
+            f"{setup.settings.storage}: study {name!r} exists and was defined otherwise:\n  "
+            + "\n  ".join(changed)
+            + "\nUndo the change to go on with it, give another name with --study, or start over "
+            "with --fresh, which deletes it."
+        )
+    return existing
+
+
+def _refuse_foreign_study(setup: SearchSetup) -> None:
+    """A study of this name that is only in Optuna's tables was made by another program."""
+    with _quiet_optuna():
+        names = optuna.get_all_study_names(_optuna_storage(setup.settings.storage))
+    if setup.study_name in names:
+        raise StudyChangedError(
+            f"{setup.settings.storage}: an Optuna study called {setup.study_name!r} exists that is "
+            "not Autotune's. Give another name with --study, or another database with --storage."
+        )
+
+
+def _delete_optuna_study(setup: SearchSetup) -> None:
+    with _quiet_optuna():
+        storage = _optuna_storage(setup.settings.storage)
+        if setup.study_name in optuna.get_all_study_names(storage):
+            optuna.delete_study(study_name=setup.study_name, storage=storage)
+
+
+def _open_optuna_study(setup: SearchSetup) -> optuna.Study:
+    sampler = create_sampler(setup.settings.sampler, setup.candidates, setup.seed)
+    with _quiet_optuna():
+        study = optuna.create_study(
+            storage=_optuna_storage(setup.settings.storage),
+            study_name=setup.study_name,
+            sampler=sampler,
+            direction="maximize" if setup.goal.is_maximized else "minimize",
+            load_if_exists=True,
+        )
+    study.set_metric_names([setup.goal.objective])
+    return study
+
+
+def _optuna_storage(storage: str) -> optuna.storages.RDBStorage:
+    url = storage_url(storage)
+    connect = {"timeout": BUSY_TIMEOUT_S} if url.startswith("sqlite") else {}
+    return optuna.storages.RDBStorage(url, engine_kwargs={"connect_args": connect})
+
+
+@contextmanager
+def _quiet_optuna() -> Iterator[None]:
+    """Keep Optuna's own log lines out of the progress display, in this process, for good."""
+    optuna.logging.set_verbosity(logging.WARNING)
+    warnings.simplefilter("ignore", ExperimentalWarning)
+    yield
+
+
+def _limit_names(limits: Limits) -> list[str]:
+    return [f"{name}.{limit}" for name, of_class in limits.items() for limit in of_class]
+
+
+def _set_constraints(trial: Trial, constraints: Mapping[str, float]) -> None:
+    """Set constraints (above 0 means violated) where Optuna and optuna-dashboard look for them.
+
+    optuna-dashboard 0.21 reads the list that Optuna 4 wrote, not what `set_constraint` of Optuna 5
+    writes, and would draw violated trials as feasible. Optuna reads both forms consistently.
+    """
+    already = trial.constraints
+    for name, value in constraints.items():
+        if name not in already:  # set before a session was cut off
+            trial.set_constraint(name, value)
+    values = list(constraints.values())
+    trial.storage.set_trial_system_attr(trial._trial_id, "constraints", values)

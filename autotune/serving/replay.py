@@ -1,0 +1,525 @@
+"""Answers from a recorded data set: real measurements, replayed on a virtual clock.
+
+A recording is a JSON-lines file, optionally gzipped. Its first line says what was recorded, every
+further line is one measurement of one launch. On it a search can be tried time and again against
+what real hardware did, without the hardware. The engine's name is ``replay``; version and hardware
+are those of the recording.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from autotune.errors import AutotuneError, InputError, invalid, suggestion
+from autotune.measure.client import MeasurementStopped, OnRecord, ShouldStop
+from autotune.measure.records import (
+    Measurement,
+    RequestRecord,
+    ServerCounters,
+    measurement_from_dict,
+)
+from autotune.serving.capabilities import EngineInfo
+from autotune.serving.clock import Clock, VirtualClock
+from autotune.serving.config import ServingConfig, config_from_dict
+from autotune.serving.engine import Engine, EngineSettings, LaunchContext, LaunchReport, Server
+from autotune.serving.failures import FailureKind, TrialFailed, TrialFailure
+from autotune.serving.models import DrafterInfo, ModelInfo
+from autotune.traffic.schedule import Schedule
+
+FORMAT = "autotune-recording"
+VERSION = 1
+STOP_CHECK_S = 1.0
+"""Virtual seconds between two questions whether to stop."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RecordedMeasurement:
+    """One line of a recording."""
+
+    config: ServingConfig
+    concurrency: int | None
+    launch: int
+    """Number of the launch among those of its config; measurements of one launch share it."""
+    launch_s: float
+    measurement: Measurement
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A whole recording."""
+
+    path: Path
+    engine: EngineInfo
+    """What was recorded, under the name ``replay``."""
+    model: str
+    notes: str
+    trained_depth: int | None
+    """Of the recorded drafter; None where the recording does not say."""
+    rows: tuple[RecordedMeasurement, ...]
+
+    def launches_of(self, config: ServingConfig) -> list[list[RecordedMeasurement]]:
+        """Return the recorded launches that answer for `config`, in recorded order."""
+        rows = [row for row in self.rows if _answers(row.config, config)]
+        exact = [row for row in rows if _limits(row.config) == _limits(config)]
+        launches: dict[tuple[str, int], list[RecordedMeasurement]] = {}
+        for row in exact or rows:
+            launches.setdefault((row.config.digest, row.launch), []).append(row)
+        return list(launches.values())
+
+    def labels(self) -> list[str]:
+        """Name the recorded configs, simplest first."""
+        configs = sorted({row.config for row in self.rows}, key=lambda config: config.simplicity)
+        return list(dict.fromkeys(config.label() for config in configs))
+
+
+def recording_header(
+    engine: EngineInfo, model: str, notes: str = "", trained_depth: int | None = None
+) -> dict[str, Any]:
+    """Build the first line of a recording.
+
+    Args:
+        engine: what is recorded.
+        model: the target's name.
+        notes: anything a reader should know: hardware, date, command.
+        trained_depth: of the drafter; None where it is not known.
+    """
+    described = {**engine.as_dict(), "cpu_flags": sorted(engine.cpu_flags)}
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "engine": {**described, "has_trees": engine.has_trees},
+        "model": model,
+        "notes": notes,
+        "trained_depth": trained_depth,
+    }
+
+
+def read_recording(path: Path) -> Recording:
+    """Read a recording.
+
+    Raises:
+        InputError: the file is missing, is no recording, or a line of it is malformed.
+    """
+    lines = _numbered_lines(path)
+    number, header = next(lines, (0, None))
+    if header is None:
+        raise invalid("the recording must have a header line, but the file is empty", where=path)
+    _check_header(header, f"{path}:{number}")
+    engine = _parsed(_engine_info, header["engine"], f"{path}:{number}", "the header's engine")
+    rows = tuple(
+        _parsed(_row, line, f"{path}:{number}", "a recorded measurement") for number, line in lines
+    )
+    if not rows:
+        raise invalid("the recording must hold at least one measurement, but has none", where=path)
+    return Recording(
+        path=path,
+        engine=engine,
+        model=str(header.get("model")),
+        notes=str(header.get("notes", "")),
+        trained_depth=header.get("trained_depth"),
+        rows=rows,
+    )
+
+
+class RecordingWriter:
+    """Writes a recording line by line, so that a kill loses at most the line being written."""
+
+    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+        """Start a recording, or go on with one that has the same header.
+
+        Args:
+            path: the file; with the suffix ``.gz`` every line becomes a gzip member of its own.
+            header: see `recording_header`.
+
+        Raises:
+            InputError: the file holds something else.
+        """
+        self._path = path
+        is_new = not path.exists() or path.stat().st_size == 0
+        if not is_new:
+            _cut_torn_line(path)
+            is_new = path.stat().st_size == 0
+        if not is_new:
+            self._check_same(header)
+        self._file = path.open("ab")
+        if is_new:
+            self._write(header)
+
+    def add(
+        self, config: ServingConfig, launch: int, launch_s: float, measurement: Measurement
+    ) -> None:
+        """Append one measurement; it is on the disk when this returns."""
+        self._write(
+            {
+                "config": config.as_dict(),
+                "concurrency": measurement.concurrency,
+                "launch": launch,
+                "launch_s": launch_s,
+                "measurement": measurement.as_dict(),
+            }
+        )
+
+    def close(self) -> None:
+        """Close the file; safe to call twice."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
+        self._file.write(gzip.compress(line, mtime=0) if _is_gzipped(self._path) else line)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _check_same(self, header: Mapping[str, Any]) -> None:
+        _, found = next(_numbered_lines(self._path), (0, None))
+        if found != json.loads(json.dumps(header)):
+            raise invalid(
+                "the recording must have the header of what is appended to it",
+                where=self._path,
+                got=found,
+                next_step="Write to a new file.",
+            )
+
+
+def _is_gzipped(path: Path) -> bool:
+    return path.suffix == ".gz"
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Remove a last line that a kill cut off, or the next one would be glued to it."""
+    if _is_gzipped(path):
+        return  # reading finds a torn member and says so
+    content = path.read_bytes()
+    if not content.endswith(b"\n"):
+        os.truncate(path, content.rfind(b"\n") + 1)
+
+
+def _numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    if not path.is_file():
+        raise invalid("the recording must be a file", where=path, next_step="Check the path.")
+    number = 0
+    try:
+        with gzip.open(path) if _is_gzipped(path) else path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, _json_object(line, f"{path}:{number}")
+    except (EOFError, gzip.BadGzipFile, zlib.error) as err:
+        raise invalid(
+            f"the gzip data is broken or cut off ({err})",
+            where=f"{path}:{number + 1}",
+            next_step="Record it again, or keep the intact lines: zcat FILE > NEW.jsonl.",
+        ) from err
+    except OSError as err:
+        raise invalid(f"the recording cannot be read ({err.strerror})", where=path) from err
+
+
+def _json_object(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError) as err:
+        raise invalid(
+            f"the line must be JSON ({err})", where=where, next_step="Is the file cut off?"
+        ) from err
+    if not isinstance(data, dict):
+        raise invalid("the line must be a JSON object", where=where, got=data)
+    return data
+
+
+def _check_header(header: Mapping[str, Any], where: str) -> None:
+    if header.get("format") != FORMAT:
+        raise invalid(
+            f"the first line must be the header of a recording, with format {FORMAT!r}",
+            where=where,
+            got=header.get("format"),
+        )
+    if header.get("version") != VERSION:
+        raise invalid(
+            f"the recording's version must be {VERSION}", where=where, got=header.get("version")
+        )
+    if not isinstance(header.get("engine"), dict):
+        raise invalid("the key is required", where=where, key_path="engine")
+    depth = header.get("trained_depth")
+    if depth is not None and not (isinstance(depth, int) and depth > 0):
+        raise invalid("the depth must be a number above 0, or null", where=where,
+                      key_path="trained_depth", got=depth)  # fmt: skip
+
+
+def _parsed(parse: Callable[[Mapping[str, Any]], T], data: Any, where: str, what: str) -> T:
+    try:
+        return parse(data)
+    except KeyError as err:
+        raise invalid(f"{what} must have the key {err}", where=where) from err
+    except (TypeError, ValueError, AttributeError) as err:
+        raise invalid(f"{what} is malformed: {err}", where=where) from err
+
+
+def _row(line: Mapping[str, Any]) -> RecordedMeasurement:
+    measurement = measurement_from_dict(line["measurement"])
+    if line["concurrency"] != measurement.concurrency:
+        own = measurement.concurrency
+        raise ValueError(f"concurrency is {line['concurrency']}, the measurement's own {own}")
+    for record in measurement.records:
+        _check_record(record)
+    launch_s = float(line["launch_s"])
+    if not 0 <= launch_s < float("inf"):
+        raise ValueError(f"launch_s must be at least 0, but got {launch_s}")
+    return RecordedMeasurement(
+        config=config_from_dict(line["config"]),
+        concurrency=line["concurrency"],
+        launch=int(line["launch"]),
+        launch_s=launch_s,
+        measurement=measurement,
+    )
+
+
+def _check_record(record: RequestRecord) -> None:
+    if len(record.chunk_times_s) != len(record.chunk_tokens):
+        raise ValueError(f"request {record.request_id} has more chunk times than tokens, or fewer")
+    numbers = (record.sent_s, record.finished_s, *record.chunk_times_s, *record.chunk_tokens)
+    if not all(isinstance(number, float | int) for number in numbers):
+        raise ValueError(f"request {record.request_id} has a time or count that is no number")
+
+
+def _engine_info(data: Mapping[str, Any]) -> EngineInfo:
+    capability = data.get("compute_capability")
+    return EngineInfo(
+        engine="replay",
+        version=data["version"],
+        device=data["device"],
+        hardware=data["hardware"],
+        compute_capability=(int(capability[0]), int(capability[1])) if capability else None,
+        cpu_flags=frozenset(data.get("cpu_flags", ())),
+        packages=dict(data.get("packages", {})),
+        is_simulated=bool(data.get("is_simulated", False)),
+        has_trees=data.get("has_trees"),
+    )
+
+
+def _answers(recorded: ServingConfig, asked: ServingConfig) -> bool:
+    """Whether the recording of one config stands for another, wherever the models lie."""
+    limits = zip(_limits(recorded), _limits(asked), strict=True)
+    is_within = all(a is None or b is None or a == b for a, b in limits)
+    return is_within and _knobs(recorded) == _knobs(asked)
+
+
+def _knobs(config: ServingConfig) -> tuple[int, int, str, str]:
+    return (
+        config.num_speculative_tokens,
+        config.tree_width,
+        config.weights,
+        config.kv_cache_dtype,
+    )
+
+
+def _limits(config: ServingConfig) -> tuple[int | None, int | None]:
+    return config.max_num_seqs, config.max_num_batched_tokens
+
+
+class _RecordedHead(DrafterInfo):
+    """A drafter of which only its results are known."""
+
+    def describe(self) -> str:
+        return f"as recorded, trained depth {self.trained_depth or 'unknown'}"
+
+
+class ReplayEngine(Engine):
+    """Serves what was recorded; repeated launches of a config see recorded launches in turn."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.clock: Clock = VirtualClock()
+        self.recording = read_recording(_recording_path(settings.options))
+        self._num_launches: dict[str, int] = {}
+
+    def describe(self) -> EngineInfo:
+        return self.recording.engine
+
+    def inspect(
+        self, model: str, drafters: Sequence[str], where: str
+    ) -> tuple[ModelInfo | None, tuple[DrafterInfo, ...]]:
+        """Describe the recorded drafter under every name given; no files are read."""
+        drafting = [row.config for row in self.recording.rows if row.config.is_speculative]
+        is_parallel = any(config.parallel_drafting for config in drafting)
+        return None, tuple(
+            _RecordedHead(
+                name=name,
+                folder=Path(),
+                kind="p-eagle" if is_parallel else "eagle3",
+                trained_depth=self.recording.trained_depth,
+                num_layers=0,
+                draft_vocab_size=0,
+                target_hidden_size=0,
+                vocab_size=0,
+            )
+            for name in drafters
+        )
+
+    def launch(self, config: ServingConfig, context: LaunchContext) -> Server:
+        launches = self.recording.launches_of(config)
+        if not launches:
+            raise _not_recorded(config.label(), self.recording.labels())
+        number = self._num_launches.get(config.digest, 0)
+        self._num_launches[config.digest] = number + 1
+        first = number % len(launches)
+        in_turn = launches[first:] + launches[:first]
+        launch_s = in_turn[0][0].launch_s
+        if launch_s > context.timeout_s:
+            pass_time(self.clock, context.timeout_s, context.should_stop, "launch")
+            detail = f"not healthy after {context.timeout_s:.0f} s"
+            raise TrialFailed(TrialFailure(FailureKind.LAUNCH_TIMEOUT, detail))
+        pass_time(self.clock, launch_s, context.should_stop, "launch")
+        return ReplayServer(in_turn, self.clock)
+
+
+class ReplayServer(Server):
+    """One recorded launch."""
+
+    def __init__(self, launches: list[list[RecordedMeasurement]], clock: Clock) -> None:
+        """Stand for the first of `launches`; the others help out where it lacks a concurrency."""
+        recorded = launches[0][0]
+        self.report = LaunchReport(
+            launch_s=recorded.launch_s, resolved={"recorded_launch": recorded.launch}
+        )
+        self._launches = launches
+        self._clock = clock
+        self._is_open = True
+        self._num_measured: dict[int | None, int] = {}
+        has_speculation = recorded.measurement.counters.has_speculation
+        self._counters = ServerCounters(has_speculation=has_speculation)
+
+    def warm_up(self, schedule: Schedule, should_stop: ShouldStop | None = None) -> None:
+        """Do nothing: recorded measurements were made after a warm-up that was not recorded."""
+
+    def measure(
+        self,
+        schedule: Schedule,
+        on_record: OnRecord | None = None,
+        should_stop: ShouldStop | None = None,
+    ) -> Measurement:
+        if not self._is_open:
+            raise AutotuneError("the server is closed and cannot measure")
+        choice = self._recorded(schedule)
+        number = self._num_measured.get(schedule.concurrency, 0)
+        self._num_measured[schedule.concurrency] = number + 1
+        measurement = choice[number % len(choice)].measurement
+        self._counters = added(self._counters, measurement.counters)
+        play(measurement.records, measurement.duration_s, self._clock, on_record, should_stop)
+        return measurement
+
+    def counters(self) -> ServerCounters:
+        return self._counters
+
+    def close(self) -> None:
+        self._is_open = False
+
+    def _recorded(self, schedule: Schedule) -> list[RecordedMeasurement]:
+        """Find what was recorded under the schedule's load, if possible of this very schedule."""
+        for launch in self._launches:
+            rows = [row for row in launch if row.concurrency == schedule.concurrency]
+            same = [row for row in rows if row.measurement.schedule_digest == schedule.digest]
+            if rows:
+                return same or rows
+        recorded = {row.concurrency for launch in self._launches for row in launch}
+        loads = [_load(concurrency) for concurrency in sorted(recorded, key=lambda c: c or 0)]
+        raise _not_recorded(_load(schedule.concurrency), loads)
+
+
+def _load(concurrency: int | None) -> str:
+    return "open loop" if concurrency is None else f"concurrency {concurrency}"
+
+
+def _not_recorded(what: str, recorded: Iterable[str]) -> TrialFailed:
+    detail = f"{what} is not in the recording; recorded: {', '.join(recorded)}"
+    return TrialFailed(TrialFailure(FailureKind.INVALID_CONFIG, detail))
+
+
+def _recording_path(options: Mapping[str, Any]) -> Path:
+    unknown = next((name for name in options if name != "recording"), None)
+    if unknown is not None:
+        hint = suggestion(unknown, ["recording"])
+        raise invalid("the replay engine has no such option", where="engine options",
+                      got=unknown, next_step=hint)  # fmt: skip
+    path = options.get("recording")
+    if not isinstance(path, str | Path) or not str(path):
+        raise InputError(
+            "engine options: recording: the path of a recording is required. "
+            "Give one, or use the simulated engine, which needs none."
+        )
+    return Path(path).expanduser()
+
+
+def pass_time(
+    clock: Clock, seconds: float, should_stop: ShouldStop | None = None, what: str = "measurement"
+) -> None:
+    """Let virtual time pass, asking about once a virtual second whether to stop.
+
+    Raises:
+        MeasurementStopped: `should_stop` said so.
+    """
+    left_s = seconds
+    while True:
+        if should_stop is not None and should_stop():
+            raise MeasurementStopped(f"the {what} was stopped")
+        if left_s <= 0:
+            return
+        step_s = left_s if should_stop is None else min(left_s, STOP_CHECK_S)
+        clock.sleep(step_s)
+        left_s -= step_s
+
+
+def play(
+    records: Iterable[RequestRecord],
+    duration_s: float,
+    clock: Clock,
+    on_record: OnRecord | None = None,
+    should_stop: ShouldStop | None = None,
+) -> None:
+    """Let a measurement happen on a virtual clock: each record is handed out as its request ends.
+
+    Raises:
+        MeasurementStopped: `should_stop` said so.
+    """
+    played_s = 0.0
+    for record in sorted(records, key=lambda record: record.finished_s):
+        pass_time(clock, record.finished_s - played_s, should_stop)
+        played_s = record.finished_s
+        if on_record is not None:
+            on_record(record)
+    pass_time(clock, duration_s - played_s, should_stop)
+
+
+def added(a: ServerCounters, b: ServerCounters) -> ServerCounters:
+    """Add up what was counted in two spans of one server's life."""
+    sums = {
+        field.name: getattr(a, field.name) + getattr(b, field.name)
+        for field in fields(ServerCounters)
+        if field.name not in {"num_accepted_tokens_per_pos", "has_speculation"}
+    }
+    longer, shorter = sorted(
+        (a.num_accepted_tokens_per_pos, b.num_accepted_tokens_per_pos), key=len, reverse=True
+    )
+    shorter = shorter + (0,) * (len(longer) - len(shorter))
+    return ServerCounters(
+        **sums,
+        num_accepted_tokens_per_pos=tuple(x + y for x, y in zip(longer, shorter, strict=True)),
+        has_speculation=a.has_speculation or b.has_speculation,
+    )

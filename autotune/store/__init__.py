@@ -1,0 +1,1 @@
+"""Keeps everything that was asked, launched, measured and decided, beside Optuna's own tables."""

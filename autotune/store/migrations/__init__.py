@@ -1,0 +1,1 @@
+"""Schema migrations, applied by Alembic in order and never edited once released."""

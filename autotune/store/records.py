@@ -1,0 +1,65 @@
+"""Plain records that go into and come out of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from autotune.measure.records import Measurement
+from autotune.serving.config import ServingConfig
+from autotune.serving.failures import TrialFailure
+
+
+class Phase(StrEnum):
+    """What a launch was for."""
+
+    SEARCH = "search"
+    CONFIRM = "confirm"
+
+
+class LaunchState(StrEnum):
+    """What became of a launch."""
+
+    RUNNING = "running"
+    MEASURED = "measured"
+    FAILED = "failed"
+    ABANDONED = "abandoned"
+    """Cut off by the tuner's own end; it counts as never done."""
+
+
+@dataclass(frozen=True)
+class StudyRecord:
+    """One study, as it was started."""
+
+    study_id: int
+    name: str
+    definition: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    is_simulated: bool
+    created_at_s: float
+    timings_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LaunchRecord:
+    """One launch with its measurements, or with its failure."""
+
+    launch_id: int
+    trial_number: int | None
+    phase: Phase
+    repeat: int
+    config: ServingConfig
+    state: LaunchState
+    started_at_s: float
+    ended_at_s: float | None
+    report: Mapping[str, Any]
+    failure: TrialFailure | None
+    measurements: tuple[Measurement, ...] = ()
+
+    @property
+    def log_path(self) -> str | None:
+        if self.failure is not None and self.failure.log_path:
+            return self.failure.log_path
+        return self.report.get("log_path")
