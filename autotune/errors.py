@@ -33,6 +33,10 @@ class StudyError(AutotuneError):
     """A study cannot go on, or ended without anything to recommend."""
 
 
+class NothingFeasibleError(StudyError):
+    """Everything was tried, and nothing keeps the limits or even launches."""
+
+
 class UnknownStudyError(InputError):
     """No study of that name is in the database."""
 

@@ -26,7 +26,7 @@ USAGE = "usage: python3 scripts/bootstrap.py demo|test|setup [arguments]"
 
 def main() -> int:
     """Set up and run; return the exit code of what was run."""
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036  # this script runs on whatever python3 is there
         print("Autotune needs Python 3.11 or newer.", file=sys.stderr)
         return 2
     if len(sys.argv) < 2 or sys.argv[1] not in {"demo", "test", "setup"}:

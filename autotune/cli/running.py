@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from autotune.errors import InputError, suggestion
+from autotune.errors import InputError, NothingFeasibleError, suggestion
 from autotune.export.base import export_study
 from autotune.report.progress import ProgressListener
 from autotune.report.study import StudyView, load_study
@@ -21,6 +21,14 @@ from autotune.search.samplers import SAMPLER_NAMES
 from autotune.search.setup import SearchSetup, prepare_out_dir
 from autotune.search.study import SearchOutcome, StopReason, run_search
 from autotune.store.repository import Store
+
+PIPE_COLUMNS = 140
+
+
+def make_console() -> Console:
+    """Return the console; a file or a pipe gets lines long enough for a table."""
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, PIPE_COLUMNS))
 
 
 def check_sampler(name: str) -> None:
@@ -45,10 +53,14 @@ def run_and_report(setup: SearchSetup) -> int:
     """Run a search, print what came of it, write the files that deploy it; return the exit code."""
     prepare_out_dir(setup.settings.out_dir)
     store = Store(setup.settings.storage, create=True)
-    console = Console()
+    console = make_console()
     try:
-        with _stop_flag() as stop, ProgressListener(console) as listener:
-            outcome = run_search(setup, store, listener, stop.is_set)
+        try:
+            with _stop_flag() as stop, ProgressListener(console) as listener:
+                outcome = run_search(setup, store, listener, stop.is_set)
+        except NothingFeasibleError:
+            print_study(console, load_study(store, setup.study_name))
+            raise
         view = load_study(store, outcome.study.name)
         print_study(console, view)
         return _closing_words(console, setup, outcome, view)
@@ -60,13 +72,19 @@ def print_study(console: Console, view: StudyView) -> None:
     """Print the table of a study and its decision."""
     title = f"study {view.record.name}: {view.record.environment['engine']['hardware']}"
     console.print(
-        study_table(view.rows, view.goal.objective, title, is_simulated=view.record.is_simulated)
+        study_table(
+            view.rows,
+            view.goal.objective,
+            title,
+            mark=view.record.mark,
+            width=console.width,
+        )
     )
     decision = view.decision
     if decision is None:
         console.print("No decision yet: the finalists were not launched often enough.")
         return
-    mark = " (simulated)" if decision.is_simulated else ""
+    mark = f" ({view.record.mark})" if view.record.mark else ""
     console.print(f"[bold]Recommended{mark}: {decision.winner_label}[/bold] – {decision.reason}.")
     for name, gain in (
         ("no speculation", decision.gain_over_baseline),

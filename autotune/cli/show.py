@@ -18,9 +18,7 @@ def command(study: str | None, is_json: bool, storage: str) -> None:
 
     Without a name, the newest study of the database.
     """
-    from rich.console import Console
-
-    from autotune.cli.running import print_study
+    from autotune.cli.running import make_console, print_study
     from autotune.report.study import load_study
     from autotune.store.repository import Store
 
@@ -32,4 +30,4 @@ def command(study: str | None, is_json: bool, storage: str) -> None:
     if is_json:
         click.echo(json.dumps(view.as_dict(), indent=2, sort_keys=True, ensure_ascii=False))
     else:
-        print_study(Console(), view)
+        print_study(make_console(), view)

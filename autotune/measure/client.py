@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import subprocess
@@ -74,7 +75,10 @@ class LoadClient:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with contextlib.suppress(
+                    BrokenPipeError
+                ):  # unsent bytes for a process that is gone
+                    pipe.close()
 
     def run(
         self,
@@ -143,8 +147,8 @@ class LoadClient:
         try:
             self._process.stdin.write(json.dumps(job).encode() + b"\n")
             self._process.stdin.flush()
-        except OSError as err:
-            raise ClientFailed(f"the load generator ended: {err}") from err
+        except (OSError, ValueError) as err:  # ValueError: the pipe was closed by close()
+            raise ClientFailed(f"the load generator has ended: {err}") from err
 
     def _read(self) -> None:
         assert self._process.stdout is not None  # opened as a pipe in __init__

@@ -16,7 +16,6 @@ import gc
 import json
 import resource
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -26,6 +25,7 @@ import orjson
 
 READ_BUFFER_BYTES = 4 * 1024 * 1024
 LAG_PROBE_S = 0.005
+MAX_JOB_BYTES = 2**31
 
 
 class Stream:
@@ -53,6 +53,8 @@ class Stream:
             self.is_done = True
             return
         chunk = orjson.loads(data)
+        if not isinstance(chunk, dict):
+            raise ValueError(f"an event that is no object: {data[:80]!r}")
         if "error" in chunk:
             raise ValueError(f"error in the stream: {_message(chunk['error'])}")
         self.usage = chunk.get("usage") or self.usage
@@ -132,7 +134,16 @@ class Run:
                 error = "empty output"
         except TimeoutError:
             error = f"timeout after {self.job['request_timeout_s']} s"
-        except (aiohttp.ClientError, ValueError, OSError) as err:
+        except (
+            aiohttp.ClientError,
+            OSError,
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+        ) as err:
+            # The last four: an event of another shape than OpenAI's. One bad answer is one failed
+            # request, never the end of the client.
             error = f"{type(err).__name__}: {err}"[:500]
         _write(
             {
@@ -195,15 +206,10 @@ def _write(message: dict[str, Any]) -> None:
 
 
 async def _serve() -> None:
-    loop = asyncio.get_running_loop()
-    jobs: asyncio.Queue[bytes | None] = asyncio.Queue()
-
-    def read_stdin() -> None:
-        for line in sys.stdin.buffer:
-            loop.call_soon_threadsafe(jobs.put_nowait, line)
-        loop.call_soon_threadsafe(jobs.put_nowait, None)
-
-    threading.Thread(target=read_stdin, daemon=True).start()
+    jobs = asyncio.StreamReader(limit=MAX_JOB_BYTES)
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(jobs), sys.stdin
+    )
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(
         connector=connector,
@@ -212,14 +218,14 @@ async def _serve() -> None:
     ) as session:
         gc.freeze()
         _write({"type": "ready"})
-        while (line := await jobs.get()) is not None:
+        next_line = asyncio.create_task(jobs.readline())
+        while line := await next_line:
+            next_line = asyncio.create_task(jobs.readline())
             running = asyncio.create_task(Run(json.loads(line), session).go())
-            stopper = asyncio.create_task(jobs.get())
-            done, _ = await asyncio.wait({running, stopper}, return_when=asyncio.FIRST_COMPLETED)
-            if running not in done:  # stdin closed or a stop was asked for in the middle of a job
+            done, _ = await asyncio.wait({running, next_line}, return_when=asyncio.FIRST_COMPLETED)
+            if running not in done:  # stdin closed in the middle of a job
                 running.cancel()
                 return
-            stopper.cancel()
             _write({"type": "done", "audit": running.result()})
 
 

@@ -85,7 +85,9 @@ def steady_window(measurement: Measurement) -> Window:
         return _or_whole(Window(min(arrivals), max(arrivals)), whole)
     sends = sorted(r.sent_s for r in records)
     filled = sends[min(measurement.concurrency, len(sends)) - 1]
-    first_empty = min(r.finished_s for r in records if r.finished_s >= sends[-1])
+    # A completion at the very moment of the last send made room for it.
+    after = [r.finished_s for r in records if r.finished_s > sends[-1]]
+    first_empty = min(after, default=whole.end_s)
     return _or_whole(Window(filled, first_empty), whole)
 
 
@@ -202,11 +204,14 @@ def observed(name: str, measurement: Measurement, limits: Limits | None = None) 
     counted = [
         r
         for r in measurement.records
-        if not name.startswith("goodput") or meets_limits(r, (limits or {}).get(r.class_name, {}))
+        if r.is_ok
+        and (
+            not name.startswith("goodput") or meets_limits(r, (limits or {}).get(r.class_name, {}))
+        )
     ]
     if name.endswith("_tps"):
         return sum(tokens_in(r, window) for r in counted) / window.duration_s
-    finished = [r for r in counted if r.is_ok and window.start_s < r.finished_s <= window.end_s]
+    finished = [r for r in counted if window.start_s < r.finished_s <= window.end_s]
     return len(finished) / window.duration_s
 
 

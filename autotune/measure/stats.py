@@ -70,8 +70,9 @@ def ratio_interval(
     """
     a, b = [samples_of(m, limits) for m in treated], [samples_of(m, limits) for m in reference]
     rng = np.random.default_rng(seed)
-    point = _mean_over_launches(name, a, [np.arange(len(s)) for s in a]) / _mean_over_launches(
-        name, b, [np.arange(len(s)) for s in b]
+    point = _quotient(
+        _mean_over_launches(name, a, [np.arange(len(s)) for s in a]),
+        _mean_over_launches(name, b, [np.arange(len(s)) for s in b]),
     )
     draws = np.array([_resampled_ratio(name, a, b, rng) for _ in range(NUM_RESAMPLES)])
     low, high = _percentile_bounds(draws)
@@ -107,6 +108,10 @@ def _resampled_ratio(
     prompts = _draw_prompts([*side_a, *side_b], rng)
     top = _mean_over_launches(name, side_a, [_rows(s, prompts) for s in side_a])
     bottom = _mean_over_launches(name, side_b, [_rows(s, prompts) for s in side_b])
+    return _quotient(top, bottom)
+
+
+def _quotient(top: float, bottom: float) -> float:
     return top / bottom if bottom else float("nan")
 
 

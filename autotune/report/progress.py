@@ -53,7 +53,7 @@ class ProgressListener:
         self._setup = setup
         mark = " (simulated)" if setup.info.is_simulated else ""
         self._say(
-            f"study {setup.study_name}: {len(setup.candidates.items)} candidates, vLLM options of "
+            f"study {setup.study_name}: {len(setup.candidates.items)} candidates, served by "
             f"{setup.info.engine} {setup.info.version} on {setup.info.hardware}{mark}"
         )
         for fixed in setup.candidates.fixed:
@@ -72,7 +72,7 @@ class ProgressListener:
         assert self._setup is not None  # on_start comes first
         self._progress.update(
             self._requests,
-            description=f"launching {config.label()}",
+            description=f"launching {self._setup.label(config)}",
             total=len(self._setup.schedule.requests),
             completed=0,
             visible=True,
@@ -84,7 +84,8 @@ class ProgressListener:
     def on_result(self, config: ServingConfig, phase: Phase, result: TrialResult) -> None:
         self._progress.update(self._launches, advance=1)
         self._progress.update(self._requests, visible=False)
-        self._say(f"  {config.label():<24} {self._outcome(result)}")
+        assert self._setup is not None  # on_start comes first
+        self._say(f"  {self._setup.label(config):<24} {self._outcome(result)}")
 
     def _outcome(self, result: TrialResult) -> str:
         assert self._setup is not None  # on_start comes first

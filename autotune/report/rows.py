@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -54,6 +54,7 @@ def config_rows(
     baseline_digest: str,
     default_digest: str,
     decision: Decision | None,
+    standing_knobs: Collection[str] = (),
 ) -> list[ConfigRow]:
     """Summarise a study by config, best objective first and failures last.
 
@@ -74,6 +75,7 @@ def config_rows(
             goal,
             [] if digest == baseline_digest else _reference(counted, baseline_digest, digest),
             tuple(role for known, role in named.items() if known == digest),
+            standing_knobs,
         )
         for digest, group in by_digest.items()
     ]
@@ -100,6 +102,7 @@ def _row(
     goal: Goal,
     reference: Sequence[Measurement],
     roles: tuple[str, ...],
+    standing_knobs: Collection[str],
 ) -> ConfigRow:
     config: ServingConfig = group[0].config
     measurements = [m for launch in counted for m in launch.measurements]
@@ -112,7 +115,7 @@ def _row(
     )
     return ConfigRow(
         trial_number=next((x.trial_number for x in group if x.trial_number is not None), None),
-        label=config.label(),
+        label=config.label(standing_knobs),
         digest=config.digest,
         roles=roles,
         num_launches=len(counted),

@@ -62,7 +62,12 @@ def load_study(store: Store, name: str | None) -> StudyView:
     decision = decision_from_dict(stored) if stored is not None else None
     anchors = record.environment.get("anchors", {})
     rows = config_rows(
-        launches, goal, anchors.get("baseline", ""), anchors.get("default", ""), decision
+        launches,
+        goal,
+        anchors.get("baseline", ""),
+        anchors.get("default", ""),
+        decision,
+        record.environment.get("standing_knobs", ()),
     )
     return StudyView(record, goal, launches, decision, tuple(rows))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -36,8 +37,12 @@ def ratio(interval: Interval | None) -> str:
     return f"{interval.estimate:.2f} [{interval.low:.2f}, {interval.high:.2f}]x"
 
 
+WIDE_COLUMNS = 112
+"""Narrower terminals get the table without its secondary columns."""
+
+
 def study_table(
-    rows: Sequence[ConfigRow], objective: str, title: str, *, is_simulated: bool
+    rows: Sequence[ConfigRow], objective: str, title: str, *, mark: str, width: int
 ) -> Table:
     """Lay out a study's rows.
 
@@ -45,33 +50,44 @@ def study_table(
         rows: from `config_rows`.
         objective: the metric that ranks.
         title: goes above the table.
-        is_simulated: marks every table of a study that no real server took part in.
+        mark: ``simulated`` or ``replayed`` where no server was measured for it, else empty.
+        width: columns of the terminal.
     """
-    mark = " (simulated)" if is_simulated else ""
-    table = Table(title=title + mark, title_justify="left", caption=_caption(rows, is_simulated),
-                  caption_justify="left")  # fmt: skip
-    table.add_column("config", no_wrap=True)
-    table.add_column(f"{objective}{mark}\n{unit_of(objective)} [95 % interval]", justify="right")
-    table.add_column("vs K=0\n[95 % interval]", justify="right")
-    table.add_column("accepted\nper step", justify="right")
-    table.add_column("TTFT p95\nms", justify="right")
-    table.add_column("launches", justify="right")
-    table.add_column("remarks")
+    caption, mark = _caption(rows, mark), f"{mark} " if mark else ""
+    table = Table(
+        title=f"{title}\n{mark}{objective}, {unit_of(objective)} [95 % interval]",
+        title_justify="left",
+        caption=caption,
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1),
+    )
+    is_wide = width >= WIDE_COLUMNS
+    table.add_column("config", overflow="fold")
+    table.add_column(f"{mark}{unit_of(objective)}", justify="right", no_wrap=True)
+    table.add_column("against K=0", justify="right", no_wrap=True)
+    table.add_column("tok/step", justify="right", no_wrap=True)
+    if is_wide:
+        table.add_column("TTFT p95 ms", justify="right", no_wrap=True)
+    table.add_column("n", justify="right", no_wrap=True)
+    table.add_column("remarks", overflow="fold")
     for row in rows:
-        table.add_row(*_cells(row), style="bold" if "winner" in row.roles else None)
+        table.add_row(*_cells(row, is_wide), style="bold" if "winner" in row.roles else None)
     return table
 
 
-def _cells(row: ConfigRow) -> tuple[str | Text, ...]:
-    return (
+def _cells(row: ConfigRow, is_wide: bool) -> list[Text]:
+    ttft = f"{row.ttft_p95_ms:.0f}" if row.ttft_p95_ms is not None else "–"
+    cells = [
         row.label,
         figure(row.objective),
         ratio(row.ratio_to_baseline),
         f"{row.acceptance_length:.2f}" if row.acceptance_length is not None else "–",
-        f"{row.ttft_p95_ms:.0f}" if row.ttft_p95_ms is not None else "–",
-        f"{row.num_launches}" + (f" + {row.num_failed} failed" if row.num_failed else ""),
-        Text(_remarks(row)),
-    )
+        *([ttft] if is_wide else []),
+        f"{row.num_launches}" + (f"+{row.num_failed} failed" if row.num_failed else ""),
+        _remarks(row),
+    ]
+    return [Text(cell) for cell in cells]
 
 
 def _remarks(row: ConfigRow) -> str:
@@ -81,16 +97,19 @@ def _remarks(row: ConfigRow) -> str:
     elif row.is_feasible is False:
         parts.append(f"breaks {row.worst_limit} by {row.worst_violation:.0%}")
     elif not row.is_confirmed:
-        parts.append("measured once, not confirmed")
+        parts.append("not confirmed")
     return "; ".join(parts)
 
 
-def _caption(rows: Sequence[ConfigRow], is_simulated: bool) -> str:
+def _caption(rows: Sequence[ConfigRow], mark: str) -> str:
     counts = [row.objective.num_requests for row in rows if row.objective is not None]
     if not counts:
         return ""
     requests = (
         f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
     )
-    said = f"{requests} requests a config; intervals by bootstrap over launches and prompts"
-    return f"{said}; simulated, no real server was measured" if is_simulated else said
+    said = (
+        f"n: launches; {requests} requests a config; intervals: bootstrap over launches and prompts; "
+        "tok/step: accepted tokens a step, bonus token included"
+    )
+    return f"{said}; {mark}: no server was measured for this" if mark else said

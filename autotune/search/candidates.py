@@ -70,6 +70,11 @@ class Candidates:
     starter: Candidate
     """A small K, which is the best guess before anything is measured."""
 
+    @property
+    def standing_knobs(self) -> tuple[str, ...]:
+        """Knobs that have one value in all candidates, and so need no mention."""
+        return tuple(d.name for d in self.dimensions if len(d.values) == 1)
+
     def by_digest(self) -> dict[str, Candidate]:
         return {candidate.config.digest: candidate for candidate in self.items}
 

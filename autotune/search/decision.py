@@ -39,6 +39,7 @@ class Finalist:
     roles: tuple[str, ...]
     """Such as ``no speculation`` and ``default``."""
     measurements: tuple[Measurement, ...]
+    label: str
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def decide(
     default = next((f for f in usable if "default" in f.roles), None)
     return Decision(
         winner=winner.config.digest,
-        winner_label=winner.config.label(),
+        winner_label=winner.label,
         reason=_reason(winner, best, tied, goal),
         objective=goal.objective,
         is_maximized=goal.is_maximized,
@@ -159,7 +160,7 @@ def _result(
     return FinalistResult(
         config=finalist.config.as_dict(),
         digest=finalist.config.digest,
-        label=finalist.config.label(),
+        label=finalist.label,
         roles=finalist.roles,
         num_launches=len(finalist.measurements),
         objective=metric_interval(goal.objective, finalist.measurements, goal.limits),
@@ -207,10 +208,10 @@ def _reason(winner: Finalist, best: Finalist, tied: Sequence[Finalist], goal: Go
     if winner is best and len(tied) == 1:
         return f"{direction} {goal.objective} among the finalists, beyond noise and margin"
     if winner is best:
-        others = ", ".join(f.config.label() for f in tied if f is not winner)
+        others = ", ".join(f.label for f in tied if f is not winner)
         return f"{direction} {goal.objective}, and simpler than what is tied with it: {others}"
     return (
-        f"tied with {best.config.label()}, which has the {direction} {goal.objective} but not "
+        f"tied with {best.label}, which has the {direction} {goal.objective} but not "
         "beyond noise and margin; the simpler config is preferred"
     )
 

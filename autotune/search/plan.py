@@ -65,12 +65,13 @@ def _candidates(setup: SearchSetup) -> list[str]:
     lines = [f"combinations: {c.num_combinations:,}"]
     lines += [f"  left out {count:,}: {reason}" for reason, count in c.removed.items()]
     lines.append(f"candidates: {len(c.items):,}")
-    shown = [candidate.config.label() for candidate in c.items[:SHOWN_CANDIDATES]]
+    shown = [setup.label(candidate.config) for candidate in c.items[:SHOWN_CANDIDATES]]
     more = len(c.items) - len(shown)
     lines.append("  " + ", ".join(shown) + (f", ... and {more:,} more" if more else ""))
     anchors = {"no speculation": c.baseline, "default": c.default, "first guess": c.starter}
     lines.append(
-        "always measured: " + ", ".join(f"{x.config.label()} ({n})" for n, x in anchors.items())
+        "always measured: "
+        + ", ".join(f"{setup.label(x.config)} ({n})" for n, x in anchors.items())
     )
     return lines
 

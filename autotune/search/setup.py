@@ -16,6 +16,7 @@ from autotune.search.decision import Goal
 from autotune.search.definition import study_definition
 from autotune.search.space import SearchSpace
 from autotune.serving.capabilities import EngineInfo, capabilities
+from autotune.serving.config import ServingConfig
 from autotune.serving.engine import Engine
 from autotune.serving.models import DrafterInfo, ModelInfo
 from autotune.serving.vllm_options import Needs
@@ -86,6 +87,10 @@ class SearchSetup:
                 DEFAULT_TRIALS if self.settings.budget_s is None else len(self.candidates.items)
             )
         return min(limit, len(self.candidates.items))
+
+    def label(self, config: ServingConfig) -> str:
+        """Name a config by what sets it apart from the other candidates."""
+        return config.label(self.candidates.standing_knobs)
 
     @property
     def trained_depth(self) -> int | None:
@@ -187,6 +192,7 @@ def _environment(
     info: EngineInfo, settings: SearchSettings, candidates: Candidates
 ) -> dict[str, Any]:
     return {
+        "standing_knobs": list(candidates.standing_knobs),
         "anchors": {
             "baseline": candidates.baseline.config.digest,
             "default": candidates.default.config.digest,
@@ -208,6 +214,8 @@ def _notes(profile: TrafficProfile, info: EngineInfo, heads: Sequence[DrafterInf
         notes.append(
             "load.max_concurrency is not given, so token budgets cannot be checked before launch"
         )
+    if info.engine == "replay":
+        notes.append("replayed: every figure comes from a recording, nothing is launched")
     if info.is_simulated:
         notes.append(
             "simulated: every figure comes from a model of the hardware, not from a server"

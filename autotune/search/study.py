@@ -17,7 +17,7 @@ import optuna
 from optuna.exceptions import ExperimentalWarning
 from optuna.trial import Trial, TrialState
 
-from autotune.errors import StudyChangedError, StudyError
+from autotune.errors import NothingFeasibleError, StudyChangedError
 from autotune.measure.client import MeasurementStopped
 from autotune.measure.metrics import Limits, observed, summarize, violations
 from autotune.measure.records import Measurement, RequestRecord
@@ -27,6 +27,7 @@ from autotune.search.definition import differences
 from autotune.search.samplers import DIGEST_ATTR, create_sampler, distributions, tried_digests
 from autotune.search.setup import SearchSetup
 from autotune.search.trial import TrialResult, run_trial
+from autotune.serving.clock import VirtualClock
 from autotune.serving.config import ServingConfig
 from autotune.serving.engine import LaunchContext
 from autotune.serving.failures import TrialFailure
@@ -101,7 +102,8 @@ def run_search(
 
     Raises:
         StudyChangedError: a study of this name exists and was defined otherwise.
-        StudyError: another process runs it, or nothing that was tried is feasible.
+        NothingFeasibleError: nothing that was tried keeps every limit.
+        StudyError: another process runs it.
     """
     search = _Search(setup, store, listener or SilentListener(), should_stop or (lambda: False))
     return search.run()
@@ -131,6 +133,7 @@ class _Search:
     def run(self) -> SearchOutcome:
         self.store.take_hold(self.study)
         try:
+            self._go_on_in_time()
             self._recover()
             done = [x for x in self._launches() if x.state in _FINISHED]
             self.listener.on_start(self.setup, len(done))
@@ -146,12 +149,19 @@ class _Search:
     def _run_phases(self) -> StopReason:
         self._search()
         if not self._feasible():
-            raise StudyError(self._nothing_feasible())
+            raise NothingFeasibleError(self._nothing_feasible())
         finalists = self._finalists()
         is_complete = self._confirm(finalists)
         return StopReason.COMPLETE if is_complete else StopReason.BUDGET
 
     # Going on after a cut
+
+    def _go_on_in_time(self) -> None:
+        """Let virtual time go on where the last session left it; real time does so by itself."""
+        if isinstance(self.clock, VirtualClock):
+            ends = [x.ended_at_s or x.started_at_s for x in self._launches()]
+            self.clock.advance_to(max(ends, default=0.0))
+            self.began_s = self.kept_until_s = self.clock.now_s()
 
     def _recover(self) -> None:
         """Bring both ledgers into line after a session that was cut off at any point.
@@ -222,7 +232,7 @@ class _Search:
         trial = self.optuna_study.ask(distributions(self.setup.candidates))
         candidate = self._candidate_of(trial)
         trial.set_user_attr(DIGEST_ATTR, candidate.config.digest)
-        trial.set_user_attr("label", candidate.config.label())
+        trial.set_user_attr("label", self.setup.label(candidate.config))
         result = self._launch(candidate.config, Phase.SEARCH, 0, trial.number)
         measurements = (result.measurement,) if result.measurement is not None else ()
         self._tell(trial, candidate.config, measurements, result.failure)
@@ -342,7 +352,7 @@ class _Search:
             if launch.phase is Phase.CONFIRM and launch.state is LaunchState.MEASURED:
                 confirmed.setdefault(launch.config.digest, []).extend(launch.measurements)
         finalists = [
-            Finalist(config, roles, tuple(confirmed[digest]))
+            Finalist(config, roles, tuple(confirmed[digest]), self.setup.label(config))
             for digest, (config, roles) in self._finalists().items()
             if digest in confirmed
         ]
@@ -400,7 +410,8 @@ class _Search:
 
     def _context(self, config: ServingConfig, launch_id: int) -> LaunchContext:
         return LaunchContext(
-            work_dir=self.setup.settings.out_dir / "logs",
+            # Absolute, because the log's path is kept and read from wherever somebody stands then.
+            work_dir=(self.setup.settings.out_dir / "logs").absolute(),
             name=f"{launch_id:04d}-k{config.num_speculative_tokens}-{config.digest}",
             needs=self.setup.needs,
             timeout_s=self.setup.profile.serve.launch_timeout_s,
@@ -450,7 +461,7 @@ class _Search:
         nearest = min(measured, key=lambda x: worst[x.launch_id][1])
         name, violation = worst[nearest.launch_id]
         return (
-            f"Nearest miss: {nearest.config.label()}, {name} is {violation:.1%} above its limit. "
+            f"Nearest miss: {self.setup.label(nearest.config)}, {name} is {violation:.1%} above its limit. "
             "Raise the limit, lower the load, or widen the search space."
         )
 

@@ -49,3 +49,7 @@ class VirtualClock(Clock):
                 f"a clock cannot go back: seconds must be at least 0, but got {seconds}"
             )
         self._now_s += seconds
+
+    def advance_to(self, now_s: float) -> None:
+        """Go on from where an earlier session of a study ended; never goes back."""
+        self._now_s = max(self._now_s, now_s)

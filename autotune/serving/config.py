@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -78,18 +78,22 @@ class ServingConfig:
             self.max_num_batched_tokens or 0,
         )
 
-    def label(self) -> str:
-        """Name the config in a few words: ``K=4 fp8-kv seqs=64``."""
+    def label(self, hidden: Collection[str] = ()) -> str:
+        """Name the config in a few words: ``K=4 fp8-kv seqs=64``.
+
+        Args:
+            hidden: knobs to leave out, because they are the same for all configs at hand.
+        """
         parts = [f"K={self.num_speculative_tokens}"]
         if self.tree_width > 1:
             parts.append(f"width={self.tree_width}")
-        if self.weights != "as_is":
+        if self.weights != "as_is" and "weights" not in hidden:
             parts.append(f"{self.weights}-weights")
-        if self.kv_cache_dtype != "auto":
+        if self.kv_cache_dtype != "auto" and "kv_cache_dtype" not in hidden:
             parts.append(f"{self.kv_cache_dtype}-kv")
-        if self.max_num_seqs is not None:
+        if self.max_num_seqs is not None and "max_num_seqs" not in hidden:
             parts.append(f"seqs={self.max_num_seqs}")
-        if self.max_num_batched_tokens is not None:
+        if self.max_num_batched_tokens is not None and "max_num_batched_tokens" not in hidden:
             parts.append(f"tokens={self.max_num_batched_tokens}")
         return " ".join(parts)
 

@@ -88,7 +88,7 @@ class Server(ABC):
 
         Raises:
             TrialFailed: the server died, or too much went wrong for a measurement.
-            MeasurementStopped: `should_stop` said so.
+            MeasurementStopped: `should_stop` said so; the server can only be closed then.
         """
 
     @abstractmethod
@@ -157,6 +157,7 @@ class Engine(ABC):
 
         Raises:
             TrialFailed: it did not come up; nothing of it is left running.
+            MeasurementStopped: `context.should_stop` said so; nothing of it is left running.
         """
 
 

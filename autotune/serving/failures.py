@@ -6,6 +6,9 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
+MAX_ERROR_RATIO = 0.02
+"""Share of failed requests above which a measurement says nothing about the config."""
+
 
 class FailureKind(StrEnum):
     """Why a trial has no measurement."""

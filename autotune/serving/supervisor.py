@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     while server.poll() is None and not _life_line_is_cut():
         pass
     _end_everything(server, float(grace_s))
-    _say({"ended": True, "exit_code": server.returncode, "num_left": len(_descendants())})
+    _say({"ended": True, "exit_code": server.returncode, "num_left": len(_left(server))})
     return 0
 
 
@@ -66,31 +66,46 @@ def _end_everything(server: subprocess.Popen[bytes], grace_s: float) -> None:
     with contextlib.suppress(ProcessLookupError):
         server.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + grace_s
-    while time.monotonic() < deadline and _descendants():
-        server.poll()
+    while time.monotonic() < deadline and _left(server):
         time.sleep(POLL_S / 2)
     for _ in range(50):
-        left = _descendants()
+        left = _left(server)
         if not left:
             break
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(left, timeout=POLL_S)
+        time.sleep(POLL_S / 2)
     server.wait()
 
 
-def _descendants() -> list[psutil.Process]:
-    """List what is still alive of everything started here.
+def _left(server: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """List what is still alive of everything started here; empty only when that is certain.
+
+    A process is missed by one look when its parent ends during that look, so only two empty looks
+    in a row, with time for orphans to be handed to this process, count.
+    """
+    found = _descendants(server)
+    if found:
+        return found
+    time.sleep(POLL_S / 4)
+    return _descendants(server)
+
+
+def _descendants(server: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """Look once for living descendants.
 
     As a subreaper this process inherits orphans, so one that left the server's process group is
-    found all the same. Zombies are reaped on the way and do not count.
+    found all the same. Dead ones among them are reaped here, or they would stay as zombies.
     """
+    server.poll()
     alive = []
     for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
             if process.status() != psutil.STATUS_ZOMBIE:
                 alive.append(process)
+            elif process.pid != server.pid and process.ppid() == os.getpid():
+                os.waitpid(process.pid, os.WNOHANG)
     return alive
 
 

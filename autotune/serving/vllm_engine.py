@@ -25,7 +25,13 @@ from autotune.serving.capabilities import EngineInfo
 from autotune.serving.clock import RealClock
 from autotune.serving.config import ServingConfig
 from autotune.serving.engine import Engine, EngineSettings, LaunchContext, LaunchReport, Server
-from autotune.serving.failures import FailureKind, TrialFailed, TrialFailure, classify_log
+from autotune.serving.failures import (
+    MAX_ERROR_RATIO,
+    FailureKind,
+    TrialFailed,
+    TrialFailure,
+    classify_log,
+)
 from autotune.serving.gpu import list_gpus, wait_for_memory
 from autotune.serving.http import request
 from autotune.serving.process import ServerProcess, free_port
@@ -35,8 +41,6 @@ from autotune.traffic.schedule import Schedule, ScheduledRequest
 
 _TOKENIZE_KEYS = frozenset({"model", "messages", "prompt"})
 HEALTH_POLL_S = 0.25
-MAX_ERROR_RATIO = 0.02
-"""Share of failed requests above which a measurement says nothing (measurement notes, section 7)."""
 _SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
 
@@ -65,12 +69,13 @@ class VllmEngine(Engine):
         log_path = context.work_dir / f"{context.name}.log"
         gpus = list_gpus() if self.install.info.device == "cuda" else []
         began = self.clock.now_s()
+        client = LoadClient()
         try:
             process = ServerProcess(argv, log_path, environment)
         except AutotuneError as err:
+            client.close()
             failure = TrialFailure(FailureKind.LAUNCH_ERROR, str(err), str(log_path))
             raise TrialFailed(failure) from err
-        client = LoadClient()
         server = VllmServer(
             process, client, f"http://127.0.0.1:{port}", served_name, config, gpus, self
         )

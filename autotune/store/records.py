@@ -41,6 +41,14 @@ class StudyRecord:
     created_at_s: float
     timings_s: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def mark(self) -> str:
+        """The word that goes with every figure that no server has just been measured for."""
+        if self.is_simulated:
+            return "simulated"
+        is_replayed = self.environment.get("engine", {}).get("engine") == "replay"
+        return "replayed" if is_replayed else ""
+
 
 @dataclass(frozen=True)
 class LaunchRecord:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -286,6 +287,18 @@ def _assert_ok(record: RequestRecord) -> None:
 def test_an_event_that_is_no_object_is_recorded_too(own_client: LoadClient) -> None:
     with MockServer(Truth(num_output_tokens=5, faults={0: "not_an_object"})) as server:
         failed, last = by_id(drive(own_client, server, schedule(2)))
+
+    assert failed.error is not None
+    _assert_ok(last)
+
+
+def test_a_prompt_that_no_utf8_can_hold_is_recorded_too(own_client: LoadClient) -> None:
+    # A lone half of a surrogate pair is valid as an escape in JSON, but cannot be sent.
+    odd, plain = schedule(2, max_tokens=5).requests
+    odd = replace(odd, prompt=Prompt("odd", (("user", "half \ud83d"),)))
+    with MockServer() as server:
+        result = own_client.run(schedule(2), (odd, plain), server.base_url, "mock")
+    failed, last = by_id(result)
 
     assert failed.error is not None
     _assert_ok(last)
