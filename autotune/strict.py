@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from autotune.errors import InputError, invalid, suggestion
+from autotune.paths import user_path
 
 MAX_YAML_BYTES = 1_048_576
 MAX_ERRORS_SHOWN = 5
@@ -66,6 +67,7 @@ class _StrictLoader(yaml.SafeLoader):
 
 def read_text(path: Path, what: str, max_bytes: int = MAX_YAML_BYTES) -> str:
     """Read a UTF-8 text file, with one clear message for everything that can be wrong with it."""
+    path = user_path(path, f"the {what}")
     if not path.exists():
         raise invalid(f"the {what} must exist", where=path, next_step="Check the path.")
     if not path.is_file():
@@ -77,7 +79,7 @@ def read_text(path: Path, what: str, max_bytes: int = MAX_YAML_BYTES) -> str:
                 where=path,
                 got=path.stat().st_size,
             )
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # some editors put a byte order mark first
     except UnicodeDecodeError as err:
         raise invalid(
             f"the {what} must be UTF-8 text, but byte {err.start} is not",
@@ -100,7 +102,8 @@ def load_yaml(path: Path, what: str) -> dict[str, Any]:
         raise invalid(
             f"the {what} is not valid YAML: {err.problem or err.context}", where=place
         ) from err
-    except (yaml.YAMLError, ValueError, RecursionError) as err:
+    except (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError) as err:
+        # The last two: PyYAML's constructors on an explicit tag whose value does not fit it.
         raise invalid(f"the {what} is not valid YAML: {_first_line(err)}", where=path) from err
     if not isinstance(data, dict):
         raise invalid(
@@ -117,15 +120,26 @@ def validate(model: type[ModelT], data: object, where: object) -> ModelT:
     try:
         return model.model_validate(data)
     except ValidationError as err:
-        details = err.errors(include_url=False)
+        details = _without_echoes(err.errors(include_url=False))
         lines = [_describe(model, detail, where) for detail in details[:MAX_ERRORS_SHOWN]]
         if len(details) > MAX_ERRORS_SHOWN:
             lines.append(f"... and {len(details) - MAX_ERRORS_SHOWN} more problems of this kind.")
         raise InputError("\n".join(lines)) from err
 
 
+def _without_echoes(details: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Drop "too few items" where the items are missing only because each has a problem of its own."""
+    locations = [detail["loc"] for detail in details]
+    return [
+        detail
+        for detail in details
+        if detail["type"] != "too_short"
+        or not any(loc[: len(detail["loc"])] == detail["loc"] != loc for loc in locations)
+    ]
+
+
 def _describe(model: type[BaseModel], detail: ErrorDetails, where: object) -> str:
-    key_path = _dotted(detail["loc"])
+    key_path = _dotted(_without_tags(model, detail["loc"]))
     if detail["type"] == "extra_forbidden":
         name = str(detail["loc"][-1])
         hint = suggestion(name, _sibling_keys(model, detail["loc"]))
@@ -134,10 +148,34 @@ def _describe(model: type[BaseModel], detail: ErrorDetails, where: object) -> st
         )
     if detail["type"] == "missing":
         return str(invalid("the key is required", where=where, key_path=key_path))
+    if detail["type"] == "union_tag_not_found":
+        return str(invalid("the key `kind` is required", where=where, key_path=key_path))
     message = detail["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     got = None if detail["type"] == "value_error" else detail["input"]
     return str(invalid(message, where=where, key_path=key_path, got=got))
+
+
+def _without_tags(
+    model: type[BaseModel], location: tuple[int | str, ...]
+) -> tuple[int | str, ...]:
+    """Take out the parts that name a kind of a union, which stand in no file: `load.rate.rps`."""
+    kept: list[int | str] = []
+    current: list[Any] = [model]
+    for part in location:
+        tagged = [c for c in current if isinstance(part, str) and _has_tag(c, part)]
+        if tagged and len(current) > 1:  # pydantic names the kind right after the union's key
+            current = tagged
+            continue
+        kept.append(part)
+        if isinstance(part, str):
+            current = [
+                found
+                for candidate in current
+                if part in candidate.model_fields
+                for found in _models_in(candidate.model_fields[part].annotation)
+            ]
+    return tuple(kept)
 
 
 def _dotted(location: tuple[int | str, ...]) -> str:

@@ -16,10 +16,8 @@ import psutil
 import pytest
 
 TESTS = Path(__file__).parent
-sys.path.insert(0, str(TESTS))  # so that test modules can import `mock_server`, however pytest runs
-
-MOCK_COMMAND = (sys.executable, str(TESTS / "mock_server.py"))
-"""Starts the mock as a process; vLLM's options and `--mock-...` ones may follow."""
+# Test modules can then import `mock_server`, however pytest was started.
+sys.path.insert(0, str(TESTS))
 
 UNGUARDED_FOLDERS = frozenset({"e2e", "gpu"})
 
@@ -38,11 +36,6 @@ def _no_network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         connect(self, address)
 
     monkeypatch.setattr(socket.socket, "connect", connect_here)
-
-
-@pytest.fixture
-def mock_command() -> tuple[str, ...]:
-    return MOCK_COMMAND
 
 
 @pytest.fixture

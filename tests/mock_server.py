@@ -29,6 +29,8 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 VERSION = "0.32.0"
+MOCK_COMMAND = (sys.executable, str(Path(__file__).resolve()))
+"""Starts the mock as a process; vLLM's options and the mock's own may follow."""
 EVERY = -1
 """Key of `Truth.faults` that stands for every request."""
 
@@ -80,8 +82,10 @@ class Truth:
     def chunk_sizes(self, max_tokens: int) -> list[int]:
         """Return the tokens of each chunk of one answer."""
         left = max_tokens if self.num_output_tokens is None else self.num_output_tokens
-        sizes = []
-        for size in itertools.chain([self.first_chunk_tokens], itertools.cycle(self.tokens_per_step)):
+        sizes: list[int] = []
+        for size in itertools.chain(
+            [self.first_chunk_tokens], itertools.cycle(self.tokens_per_step)
+        ):
             if left <= 0:
                 return sizes
             sizes.append(min(size, left))
@@ -201,7 +205,11 @@ class MockApp:
         body = await request.json()
         texts = [m["content"] for m in body.get("messages", ())] or [body["prompt"]]
         tokens = list(range(len(" ".join(texts).split())))
-        answer = {"count": len(tokens), "max_model_len": self.options.max_model_len, "tokens": tokens}
+        answer = {
+            "count": len(tokens),
+            "max_model_len": self.options.max_model_len,
+            "tokens": tokens,
+        }
         return web.json_response(answer)
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
@@ -338,12 +346,19 @@ class MockApp:
         if self.truth.num_speculative_tokens and self.options.has_spec_counters:
             names += [
                 f"spec_decode_num_{what}"
-                for what in ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
+                for what in (
+                    "drafts",
+                    "draft_tokens",
+                    "accepted_tokens",
+                    "accepted_tokens_per_pos",
+                )
             ]
         counters = {}
         for name in names:
             labels = ["model_name", "engine", *(["position"] if name.endswith("per_pos") else [])]
-            counters[name] = Counter(f"vllm:{name}", f"Mocked {name}.", labels, registry=self._registry)
+            counters[name] = Counter(
+                f"vllm:{name}", f"Mocked {name}.", labels, registry=self._registry
+            )
             if "position" not in labels:
                 counters[name].labels(self.options.served_model_name, "0")
         gauge = Gauge(
@@ -479,11 +494,22 @@ def _parser() -> argparse.ArgumentParser:
     mock.add_argument("--mock-step-s", type=float, default=Truth.step_s)
     mock.add_argument("--mock-tokens-per-step", default="1", help="a cycle such as 3,1,2")
     mock.add_argument("--mock-output-tokens", type=int)
-    mock.add_argument("--mock-fault", action="append", default=[], metavar="NUMBER=FAULT",
-                      help=f"NUMBER may be `all`; FAULT: {', '.join([*HTTP_FAULTS, *STREAM_FAULTS])}")  # fmt: skip
+    faults = ", ".join([*HTTP_FAULTS, *STREAM_FAULTS])
+    mock.add_argument(
+        "--mock-fault",
+        action="append",
+        default=[],
+        metavar="NUMBER=FAULT",
+        help=f"NUMBER may be `all`; FAULT: {faults}",
+    )
     mock.add_argument("--mock-no-spec-counters", action="store_true")
-    mock.add_argument("--mock-reports", type=json.loads, default={}, metavar="JSON",
-                      help="speculative settings told by /server_info in place of those asked for")  # fmt: skip
+    mock.add_argument(
+        "--mock-reports",
+        type=json.loads,
+        default={},
+        metavar="JSON",
+        help="speculative settings that /server_info tells in place of those asked for",
+    )
     mock.add_argument("--mock-never-healthy", action="store_true")
     mock.add_argument("--mock-launch-s", type=float, default=0.0, help="seconds until it answers")
     mock.add_argument("--mock-dies-at-launch", action="store_true")

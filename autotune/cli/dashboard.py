@@ -9,7 +9,8 @@ from autotune.cli.options import storage_option
 
 @click.command("dashboard")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535))
+@click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535),
+              help="Port to listen on; 0 takes any free one.")  # fmt: skip
 @storage_option
 def command(host: str, port: int, storage: str) -> None:
     """Browse studies in optuna-dashboard, read-only.

@@ -124,9 +124,10 @@ def _print_timings(console: Console, view: StudyView) -> None:
     total = spent.get("total", 0.0)
     if total <= 0:
         return
+    mark = f" ({view.record.mark})" if view.record.mark else ""
     ours = total - spent.get("launch", 0.0) - spent.get("traffic", 0.0)
     console.print(
-        f"Time: {total / 60:.1f} min; launches {spent.get('launch', 0) / total:.0%}, traffic "
+        f"Time{mark}: {total / 60:.1f} min; launches {spent.get('launch', 0) / total:.0%}, traffic "
         f"{spent.get('traffic', 0) / total:.0%}, everything else {ours / total:.1%}."
     )
 

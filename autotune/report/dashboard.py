@@ -13,10 +13,9 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-import optuna
-
 from autotune.errors import AutotuneError, PrerequisiteError
-from autotune.store.schema import BUSY_TIMEOUT_S, open_database, storage_url
+from autotune.search.ledger import DashboardStorage, optuna_storage
+from autotune.store.schema import open_database
 
 READ_METHODS = frozenset({"GET", "HEAD"})
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -92,9 +91,7 @@ def make_dashboard(storage: str, host: str, port: int) -> DashboardServer:
             'the dashboard needs optuna-dashboard: pip install "autotune[dashboard]".'
         ) from err
     open_database(storage, create=False).dispose()
-    url = storage_url(storage)
-    connect = {"timeout": BUSY_TIMEOUT_S} if url.startswith("sqlite") else {}
-    app = wsgi(optuna.storages.RDBStorage(url, engine_kwargs={"connect_args": connect}))
+    app = wsgi(optuna_storage(storage, DashboardStorage))
     try:
         server = DashboardServer((host, port), _QuietHandler)
     except OSError as err:

@@ -67,14 +67,14 @@ def config_rows(
             by_digest.setdefault(launch.config.digest, []).append(launch)
     counted = {digest: _counted(group) for digest, group in by_digest.items()}
     winner = decision.winner if decision is not None else None
-    named = {baseline_digest: "no speculation", default_digest: "default", winner: "winner"}
+    named = (("no speculation", baseline_digest), ("default", default_digest), ("winner", winner))
     rows = [
         _row(
             group,
             counted[digest],
             goal,
             [] if digest == baseline_digest else _reference(counted, baseline_digest, digest),
-            tuple(role for known, role in named.items() if known == digest),
+            tuple(role for role, known in named if known == digest),
             standing_knobs,
         )
         for digest, group in by_digest.items()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from autotune.demo.target import demo_cache_dir, resolve
 from autotune.errors import InputError
+from autotune.paths import user_path
 from autotune.search.setup import SearchSettings, SearchSetup, prepare
 from autotune.search.space import load_space
 from autotune.serving.engine import Engine, EngineSettings
@@ -66,6 +67,8 @@ def build_search(
         [_resolve(name, served) for name in chosen_drafters],
         settings,
         where,
+        model_where="--model" if model else None,
+        drafter_where="--drafter" if drafters else None,
     )
 
 
@@ -76,7 +79,7 @@ def engine_settings(
     serve = profile.serve
     python = engine.python or serve.python
     return EngineSettings(
-        python=python.expanduser() if python is not None else None,
+        python=user_path(python, "--vllm-python") if python is not None else None,
         command=tuple(serve.command) if serve.command and engine.python is None else None,
         env=serve.env,
         options=engine.options,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autotune.search.setup import SearchSetup
+from autotune.store.schema import without_password
 
 GUESSED_LAUNCH_S = {"cpu": 40.0, "cuda": 120.0, "simulated": 90.0}
 """Seconds of one launch, before any was seen here: a small model on CPU, a large one on a GPU."""
@@ -49,7 +50,7 @@ def _head(setup: SearchSetup) -> list[str]:
     direction = "maximize" if setup.goal.is_maximized else "minimize"
     limits = [f"{c} {n} <= {v:g}" for c, of in setup.goal.limits.items() for n, v in of.items()]
     return [
-        f"study: {setup.study_name} in {setup.settings.storage}",
+        f"study: {setup.study_name} in {without_password(setup.settings.storage)}",
         f"engine: {setup.info.engine} {setup.info.version} on {setup.info.hardware}{mark}",
         f"model: {setup.model}",
         *[f"drafter: {head.name}" for head in setup.drafters],

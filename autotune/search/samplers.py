@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import optuna
@@ -112,14 +113,11 @@ def _tpe(seed: int, num_startup: int) -> BaseSampler:
 
 
 def _gp(seed: int, num_startup: int) -> BaseSampler:
-    try:
-        import scipy  # noqa: F401
-        import torch  # noqa: F401
-    except ImportError as err:
+    if find_spec("scipy") is None or find_spec("torch") is None:
         raise PrerequisiteError(
             'the GP sampler needs scipy and torch: pip install "autotune[gp]". '
             "Or choose another one: --sampler tpe."
-        ) from err
+        )
     return optuna.samplers.GPSampler(seed=seed, n_startup_trials=num_startup)
 
 

@@ -20,6 +20,7 @@ from autotune.serving.config import ServingConfig
 from autotune.serving.engine import Engine
 from autotune.serving.models import DrafterInfo, ModelInfo
 from autotune.serving.vllm_options import Needs
+from autotune.store.schema import without_password
 from autotune.traffic.profile import TrafficProfile
 from autotune.traffic.schedule import Schedule, build_schedule
 from autotune.traffic.tokens import longest_request
@@ -106,6 +107,8 @@ def prepare(
     drafters: Sequence[str],
     settings: SearchSettings,
     where: str = "--profile",
+    model_where: str | None = None,
+    drafter_where: str | None = None,
 ) -> SearchSetup:
     """Check everything and list the candidates; launches nothing.
 
@@ -117,13 +120,15 @@ def prepare(
         drafters: folders or hub ids of the heads to search over; may be empty.
         settings: the rest.
         where: the profile's path, for messages.
+        model_where: where the model's name stands, if not in the profile.
+        drafter_where: where the drafters' names stand, if not in the profile.
 
     Raises:
         InputError: something the user gave cannot be used.
         PrerequisiteError: something has to be installed or downloaded first.
     """
     info = engine.describe()
-    target, heads = engine.inspect(model, drafters, where)
+    target, heads = engine.inspect(model, drafters, model_where or where, drafter_where or where)
     capable = capabilities(info, target, heads, beyond_trained_depth=space.beyond_trained_depth)
     seed = profile.seed if settings.seed is None else settings.seed
     schedule = build_schedule(profile, seed)
@@ -202,7 +207,7 @@ def _environment(
         "platform": platform.platform(),
         "engine": info.as_dict(),
         "sampler": settings.sampler,
-        "command_line": list(settings.command_line or sys.argv),
+        "command_line": [without_password(a) for a in settings.command_line or sys.argv],
     }
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from autotune.errors import invalid, suggestion
+from autotune.paths import user_path
 from autotune.serving.config import MAX_NUM_SPECULATIVE_TOKENS, Flag
 from autotune.shipped import shipped_files
 from autotune.strict import StrictModel, load_yaml, validate
@@ -136,7 +136,7 @@ def load_space(name_or_path: str) -> SearchSpace:
     Raises:
         InputError: there is no such space, or the file breaks a rule.
     """
-    path = Path(name_or_path).expanduser()
+    path = user_path(name_or_path, "--space")
     if path.suffix in {".yaml", ".yml"} or path.exists():
         return validate(SearchSpace, load_yaml(path, "search space"), path)
     shipped = shipped_files("search_spaces")

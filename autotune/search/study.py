@@ -24,6 +24,7 @@ from autotune.measure.records import Measurement, RequestRecord
 from autotune.search.candidates import Candidate
 from autotune.search.decision import Decision, Finalist, decide
 from autotune.search.definition import differences
+from autotune.search.ledger import optuna_storage, storage_errors
 from autotune.search.samplers import DIGEST_ATTR, create_sampler, distributions, tried_digests
 from autotune.search.setup import SearchSetup
 from autotune.search.trial import TrialResult, run_trial
@@ -33,7 +34,6 @@ from autotune.serving.engine import LaunchContext
 from autotune.serving.failures import TrialFailure
 from autotune.store.records import LaunchRecord, LaunchState, Phase, StudyRecord
 from autotune.store.repository import Store
-from autotune.store.schema import BUSY_TIMEOUT_S, storage_url
 
 BASELINE_ROLE = "no speculation"
 DEFAULT_ROLE = "default"
@@ -105,8 +105,11 @@ def run_search(
         NothingFeasibleError: nothing that was tried keeps every limit.
         StudyError: another process runs it.
     """
-    search = _Search(setup, store, listener or SilentListener(), should_stop or (lambda: False))
-    return search.run()
+    with storage_errors(setup.settings.storage):
+        search = _Search(
+            setup, store, listener or SilentListener(), should_stop or (lambda: False)
+        )
+        return search.run()
 
 
 class _Search:
@@ -505,7 +508,7 @@ def open_study(setup: SearchSetup, store: Store) -> StudyRecord:
 def _refuse_foreign_study(setup: SearchSetup) -> None:
     """A study of this name that is only in Optuna's tables was made by another program."""
     with _quiet_optuna():
-        names = optuna.get_all_study_names(_optuna_storage(setup.settings.storage))
+        names = optuna.get_all_study_names(optuna_storage(setup.settings.storage))
     if setup.study_name in names:
         raise StudyChangedError(
             f"{setup.settings.storage}: an Optuna study called {setup.study_name!r} exists that is "
@@ -515,7 +518,7 @@ def _refuse_foreign_study(setup: SearchSetup) -> None:
 
 def _delete_optuna_study(setup: SearchSetup) -> None:
     with _quiet_optuna():
-        storage = _optuna_storage(setup.settings.storage)
+        storage = optuna_storage(setup.settings.storage)
         if setup.study_name in optuna.get_all_study_names(storage):
             optuna.delete_study(study_name=setup.study_name, storage=storage)
 
@@ -524,7 +527,7 @@ def _open_optuna_study(setup: SearchSetup) -> optuna.Study:
     sampler = create_sampler(setup.settings.sampler, setup.candidates, setup.seed)
     with _quiet_optuna():
         study = optuna.create_study(
-            storage=_optuna_storage(setup.settings.storage),
+            storage=optuna_storage(setup.settings.storage),
             study_name=setup.study_name,
             sampler=sampler,
             direction="maximize" if setup.goal.is_maximized else "minimize",
@@ -532,12 +535,6 @@ def _open_optuna_study(setup: SearchSetup) -> optuna.Study:
         )
     study.set_metric_names([setup.goal.objective])
     return study
-
-
-def _optuna_storage(storage: str) -> optuna.storages.RDBStorage:
-    url = storage_url(storage)
-    connect = {"timeout": BUSY_TIMEOUT_S} if url.startswith("sqlite") else {}
-    return optuna.storages.RDBStorage(url, engine_kwargs={"connect_args": connect})
 
 
 @contextmanager
@@ -553,14 +550,8 @@ def _limit_names(limits: Limits) -> list[str]:
 
 
 def _set_constraints(trial: Trial, constraints: Mapping[str, float]) -> None:
-    """Set constraints (above 0 means violated) where Optuna and optuna-dashboard look for them.
-
-    optuna-dashboard 0.21 reads the list that Optuna 4 wrote, not what `set_constraint` of Optuna 5
-    writes, and would draw violated trials as feasible. Optuna reads both forms consistently.
-    """
+    """Set constraints, above 0 means violated; those set before a session was cut off stay."""
     already = trial.constraints
     for name, value in constraints.items():
-        if name not in already:  # set before a session was cut off
+        if name not in already:
             trial.set_constraint(name, value)
-    values = list(constraints.values())
-    trial.storage.set_trial_system_attr(trial._trial_id, "constraints", values)

@@ -129,14 +129,15 @@ class Engine(ABC):
         """
 
     def inspect(
-        self, model: str, drafters: Sequence[str], where: str
+        self, model: str, drafters: Sequence[str], model_where: str, drafter_where: str
     ) -> tuple[ModelInfo | None, tuple[DrafterInfo, ...]]:
         """Return the facts about a target and its drafters, and refuse heads that do not fit.
 
         Args:
             model: folder or hub id of the target.
             drafters: folders or hub ids of the heads.
-            where: the file or option they come from, for messages.
+            model_where: the file or option the target's name comes from, for messages.
+            drafter_where: the same of the drafters' names.
 
         Returns:
             The target, None where the engine needs none, and the heads in the order given.
@@ -145,8 +146,8 @@ class Engine(ABC):
             InputError: one of them cannot be used.
             PrerequisiteError: one of them has to be downloaded first.
         """
-        target = inspect_model(model, where)
-        heads = tuple(inspect_drafter(drafter, where) for drafter in drafters)
+        target = inspect_model(model, model_where)
+        heads = tuple(inspect_drafter(drafter, drafter_where) for drafter in drafters)
         for head in heads:
             check_pair(target, head)
         return target, heads

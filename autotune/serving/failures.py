@@ -84,7 +84,7 @@ _SIGNATURES = (
         FailureKind.INSUFFICIENT_MEMORY,
     ),
     _signature(
-        r"Free memory on device .* on startup is less than desired GPU memory utilization",
+        r"(Free memory on device|Available memory on node) .* on startup is less than desired",
         FailureKind.INSUFFICIENT_MEMORY,
     ),
     _signature(
@@ -94,8 +94,8 @@ _SIGNATURES = (
     ),
     _signature(r"Address already in use|address already in use", FailureKind.LAUNCH_ERROR),
     _signature(
-        r"validation errors? for \w*Config|unrecognized arguments|Unsupported speculative method"
-        r"|num_speculative_tokens was provided but without speculative model"
+        r"validation errors? for \w*Config|\berror: (argument|unrecognized arguments)"
+        r"|Unsupported speculative method|num_speculative_tokens was provided but without speculative model"
         r"|mask_hidden not found in weights|must have .*ptd_token_id"
         r"|Minimum capability:|is not supported for quantization method"
         r"|No valid cudagraph sizes after rounding|enough slots to schedule"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -28,5 +29,6 @@ def request(
             return int(response.status), response.read().decode("utf-8", "replace")
     except urllib.error.HTTPError as err:
         return err.code, err.read().decode("utf-8", "replace")
-    except OSError as err:
+    except (OSError, http.client.HTTPException) as err:
+        # HTTPException: the server died in the middle of its answer, or speaks something else.
         return 0, str(err)

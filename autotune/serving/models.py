@@ -11,15 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
 from autotune.errors import InputError, PrerequisiteError, invalid
+from autotune.paths import user_path
+from autotune.strict import validate
 
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
 MAX_HEADER_BYTES = 100 * 1024 * 1024
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
-# vLLM reads these keys in this order (llm_base_proposer.py, 0.33); the first one found wins.
-_MASK_TOKEN_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
+DEFAULT_AUX_LAYERS = 3
+"""Auxiliary layers that vLLM takes a head to read when its config does not say."""
 
 # Trained depths that only the model card states, not the config. Source: the cards of these
 # heads on Hugging Face, read 2026-11.
@@ -94,7 +98,7 @@ def find_model(name: str, role: str, where: str) -> Path:
         InputError: it looks like a path, and no such folder exists.
         PrerequisiteError: it is a hub id that has not been downloaded.
     """
-    folder = Path(name).expanduser()
+    folder = user_path(name, where)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise invalid(f"the {role}'s folder must hold a config.json", where=where, got=name)
@@ -125,6 +129,83 @@ def _in_hub_cache(name: str) -> Path | None:
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
+class _Sizes(BaseModel):
+    """What is read of a target's config.json, and nothing more."""
+
+    model_config = ConfigDict(strict=True)
+
+    hidden_size: PositiveInt
+    num_attention_heads: PositiveInt
+    vocab_size: PositiveInt
+    max_position_embeddings: PositiveInt
+    head_dim: PositiveInt | None = None
+    dtype: str | None = None
+    torch_dtype: str | None = None
+
+
+class _Quantization(BaseModel):
+    quant_method: str | None = None
+
+
+class _EagleConfig(BaseModel):
+    eagle_aux_hidden_state_layer_ids: list[int] | None = None
+
+
+class _Head(BaseModel):
+    """What is read of a draft head's config.json in vLLM's own layout."""
+
+    model_config = ConfigDict(strict=True)
+
+    architectures: list[str] = Field(default_factory=list)
+    hidden_size: PositiveInt
+    vocab_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    draft_vocab_size: PositiveInt | None = None
+    target_hidden_size: PositiveInt | None = None
+    num_parallel_draft_tokens: PositiveInt | None = None
+    num_aux_hidden_states: PositiveInt | None = None
+    eagle_config: _EagleConfig | None = None
+    # vLLM reads these in this order (llm_base_proposer.py, 0.33); the first one found wins.
+    mask_token_id: int | None = None
+    pard_token: int | None = None
+    ptd_token_id: int | None = None
+
+    @property
+    def has_mask_token(self) -> bool:
+        return any(t is not None for t in (self.mask_token_id, self.pard_token, self.ptd_token_id))
+
+    @property
+    def num_aux_layers(self) -> int:
+        ids = self.eagle_config.eagle_aux_hidden_state_layer_ids if self.eagle_config else None
+        return len(ids) if ids else self.num_aux_hidden_states or DEFAULT_AUX_LAYERS
+
+
+class _Proposal(BaseModel):
+    speculative_tokens: PositiveInt | None = None
+
+
+class _Speculators(BaseModel):
+    proposal_methods: list[_Proposal] = Field(default_factory=list)
+
+
+class _Layer(BaseModel):
+    hidden_size: PositiveInt
+    vocab_size: PositiveInt
+    num_hidden_layers: PositiveInt = 1
+
+
+class _SpeculatorsHead(BaseModel):
+    """What is read of a draft head's config.json in the `speculators` library's format."""
+
+    model_config = ConfigDict(strict=True)
+
+    speculators_model_type: str | None = None
+    speculators_config: _Speculators
+    transformer_layer_config: _Layer
+    draft_vocab_size: PositiveInt | None = None
+    target_hidden_size: PositiveInt | None = None
+
+
 def inspect_model(name: str, where: str = "--model") -> ModelInfo:
     """Read a target model's config.
 
@@ -132,20 +213,18 @@ def inspect_model(name: str, where: str = "--model") -> ModelInfo:
         InputError: the folder or its config cannot be used.
     """
     folder = find_model(name, "model", where)
-    config = _read_config(folder)
-    text = config.get("text_config", config)
-    hidden = _int(text, "hidden_size", folder)
-    heads = _int(text, "num_attention_heads", folder)
-    quantization = config.get("quantization_config") or {}
+    config, path = _read_config(folder), folder / "config.json"
+    sizes = validate(_Sizes, config.get("text_config", config), path)
+    quantization = validate(_Quantization, config.get("quantization_config") or {}, path)
     return ModelInfo(
         name=name,
         folder=folder,
-        hidden_size=hidden,
-        vocab_size=_int(text, "vocab_size", folder),
-        head_dim=int(text.get("head_dim") or hidden // heads),
-        max_position_embeddings=_int(text, "max_position_embeddings", folder),
-        dtype=str(text.get("dtype") or text.get("torch_dtype") or "unknown"),
-        quantization=quantization.get("quant_method"),
+        hidden_size=sizes.hidden_size,
+        vocab_size=sizes.vocab_size,
+        head_dim=sizes.head_dim or sizes.hidden_size // sizes.num_attention_heads,
+        max_position_embeddings=sizes.max_position_embeddings,
+        dtype=sizes.dtype or sizes.torch_dtype or "unknown",
+        quantization=quantization.quant_method,
     )
 
 
@@ -158,33 +237,46 @@ def inspect_drafter(name: str, where: str = "--drafter") -> DrafterInfo:
     folder = find_model(name, "drafter", where)
     config = _read_config(folder)
     if config.get("speculators_config"):
-        return _inspect_speculators(name, folder, config)
+        return _speculators_head(name, folder, config)
+    head = validate(_Head, config, folder / "config.json")
     shapes = _tensor_shapes(folder)
-    kind = _kind_of(config, shapes, folder)
-    num_aux = _num_aux_layers(config)
-    hidden = _int(config, "hidden_size", folder)
-    vocab = _int(config, "vocab_size", folder)
-    draft_vocab = int(config.get("draft_vocab_size") or vocab)
-    target_hidden = int(config.get("target_hidden_size") or hidden)
-    if "fc.weight" in shapes:
-        target_hidden = shapes["fc.weight"][1] // num_aux
-    if "lm_head.weight" in shapes and shapes["lm_head.weight"][0] != draft_vocab:
-        raise invalid(
-            f"lm_head.weight must have draft_vocab_size = {draft_vocab} rows",
-            where=folder,
-            got=shapes["lm_head.weight"][0],
-        )
-    depth = config.get("num_parallel_draft_tokens") or _TRAINED_DEPTH_BY_NAME.get(name.lower())
+    kind = _kind_of(head, shapes, folder)
+    draft_vocab = head.draft_vocab_size or head.vocab_size
+    _check_rows(shapes, draft_vocab, folder)
+    depth = head.num_parallel_draft_tokens or _TRAINED_DEPTH_BY_NAME.get(name.lower())
     return DrafterInfo(
         name=name,
         folder=folder,
         kind=kind,
-        trained_depth=int(depth) if depth else None,
-        num_layers=_int(config, "num_hidden_layers", folder),
+        trained_depth=depth,
+        num_layers=head.num_hidden_layers,
         draft_vocab_size=draft_vocab,
-        target_hidden_size=target_hidden,
-        vocab_size=vocab,
+        target_hidden_size=_target_hidden_size(head, shapes),
+        vocab_size=head.vocab_size,
     )
+
+
+def _target_hidden_size(head: _Head, shapes: Mapping[str, list[int]]) -> int:
+    """Return the width of the hidden states the head reads; its weights know better than its config."""
+    fc = shapes.get("fc.weight", [])
+    if len(fc) == 2:
+        return fc[1] // head.num_aux_layers
+    return head.target_hidden_size or head.hidden_size
+
+
+def _check_rows(shapes: Mapping[str, list[int]], draft_vocab: int, folder: Path) -> None:
+    """Refuse an output layer that does not fit the draft vocabulary.
+
+    Raises:
+        InputError: it does not.
+    """
+    shape = shapes.get("lm_head.weight")
+    if shape is not None and shape[:1] != [draft_vocab]:
+        raise invalid(
+            f"lm_head.weight must have draft_vocab_size = {draft_vocab} rows",
+            where=folder,
+            got=shape,
+        )
 
 
 def check_pair(target: ModelInfo, drafter: DrafterInfo) -> None:
@@ -205,33 +297,26 @@ def check_pair(target: ModelInfo, drafter: DrafterInfo) -> None:
             )
 
 
-def _inspect_speculators(name: str, folder: Path, config: dict[str, Any]) -> DrafterInfo:
+def _speculators_head(name: str, folder: Path, config: dict[str, Any]) -> DrafterInfo:
     """Read a head in the `speculators` library's format."""
-    spec = config["speculators_config"]
-    layer = config.get("transformer_layer_config") or {}
-    proposal = (spec.get("proposal_methods") or [{}])[0]
-    kind: Literal["p-eagle", "eagle3"] = (
-        "p-eagle" if config.get("speculators_model_type") == "peagle" else "eagle3"
-    )
-    depth = proposal.get("speculative_tokens")
-    hidden = _int(layer, "hidden_size", folder)
-    vocab = _int(layer, "vocab_size", folder)
+    head = validate(_SpeculatorsHead, config, folder / "config.json")
+    layer, methods = head.transformer_layer_config, head.speculators_config.proposal_methods
     return DrafterInfo(
         name=name,
         folder=folder,
-        kind=kind,
-        trained_depth=int(depth) if depth else None,
-        num_layers=int(layer.get("num_hidden_layers") or 1),
-        draft_vocab_size=int(config.get("draft_vocab_size") or vocab),
-        target_hidden_size=int(config.get("target_hidden_size") or hidden),
-        vocab_size=vocab,
+        kind="p-eagle" if head.speculators_model_type == "peagle" else "eagle3",
+        trained_depth=methods[0].speculative_tokens if methods else None,
+        num_layers=layer.num_hidden_layers,
+        draft_vocab_size=head.draft_vocab_size or layer.vocab_size,
+        target_hidden_size=head.target_hidden_size or layer.hidden_size,
+        vocab_size=layer.vocab_size,
     )
 
 
 def _kind_of(
-    config: Mapping[str, Any], shapes: Mapping[str, list[int]], folder: Path
+    head: _Head, shapes: Mapping[str, list[int]], folder: Path
 ) -> Literal["p-eagle", "eagle3"]:
-    architecture = str((config.get("architectures") or [""])[0])
+    architecture = head.architectures[0] if head.architectures else ""
     if not re.search(r"eagle", architecture, re.IGNORECASE):
         raise invalid(
             "the drafter must be an EAGLE-3 or P-EAGLE head",
@@ -240,25 +325,18 @@ def _kind_of(
             got=architecture,
         )
     has_mask_hidden = "mask_hidden" in shapes
-    has_mask_token = any(config.get(key) is not None for key in _MASK_TOKEN_KEYS)
-    if has_mask_hidden and not has_mask_token:
+    if has_mask_hidden and not head.has_mask_token:
         raise invalid(
-            f"a P-EAGLE head must name its mask token by one of {', '.join(_MASK_TOKEN_KEYS)}",
+            "a P-EAGLE head must name its mask token by mask_token_id, pard_token or ptd_token_id",
             where=folder / "config.json",
         )
-    if has_mask_token and shapes and not has_mask_hidden:
+    if head.has_mask_token and shapes and not has_mask_hidden:
         raise invalid(
             "a head with a mask token must have the tensor mask_hidden, but its weights have none",
             where=folder,
             next_step="Without it vLLM refuses parallel drafting.",
         )
-    return "p-eagle" if has_mask_token else "eagle3"
-
-
-def _num_aux_layers(config: Mapping[str, Any]) -> int:
-    eagle = config.get("eagle_config") or {}
-    ids = eagle.get("eagle_aux_hidden_state_layer_ids")
-    return len(ids) if ids else int(config.get("num_aux_hidden_states") or 3)
+    return "p-eagle" if head.has_mask_token else "eagle3"
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -272,14 +350,6 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise invalid("the model's config must be a JSON object", where=path, got=config)
     return config
-
-
-def _int(config: Mapping[str, Any], key: str, folder: Path) -> int:
-    value = config.get(key)
-    if not isinstance(value, int) or value <= 0:
-        raise invalid("must be a whole number above 0", where=folder / "config.json",
-                      key_path=key, got=value or "nothing")  # fmt: skip
-    return value
 
 
 def _tensor_shapes(folder: Path) -> dict[str, list[int]]:

@@ -13,31 +13,31 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from autotune.errors import AutotuneError, InputError, invalid, suggestion
-from autotune.measure.client import MeasurementStopped, OnRecord, ShouldStop
+from autotune.measure.client import OnRecord, ShouldStop
 from autotune.measure.records import (
     Measurement,
     RequestRecord,
     ServerCounters,
     measurement_from_dict,
 )
+from autotune.paths import user_path
 from autotune.serving.capabilities import EngineInfo
 from autotune.serving.clock import Clock, VirtualClock
 from autotune.serving.config import ServingConfig, config_from_dict
 from autotune.serving.engine import Engine, EngineSettings, LaunchContext, LaunchReport, Server
 from autotune.serving.failures import FailureKind, TrialFailed, TrialFailure
 from autotune.serving.models import DrafterInfo, ModelInfo
+from autotune.serving.virtual import added, pass_time, play
 from autotune.traffic.schedule import Schedule
 
 FORMAT = "autotune-recording"
 VERSION = 1
-STOP_CHECK_S = 1.0
-"""Virtual seconds between two questions whether to stop."""
 
 T = TypeVar("T")
 
@@ -354,7 +354,7 @@ class ReplayEngine(Engine):
         return self.recording.engine
 
     def inspect(
-        self, model: str, drafters: Sequence[str], where: str
+        self, model: str, drafters: Sequence[str], model_where: str, drafter_where: str
     ) -> tuple[ModelInfo | None, tuple[DrafterInfo, ...]]:
         """Describe the recorded drafter under every name given; no files are read."""
         drafting = [row.config for row in self.recording.rows if row.config.is_speculative]
@@ -464,62 +464,4 @@ def _recording_path(options: Mapping[str, Any]) -> Path:
             "engine options: recording: the path of a recording is required. "
             "Give one, or use the simulated engine, which needs none."
         )
-    return Path(path).expanduser()
-
-
-def pass_time(
-    clock: Clock, seconds: float, should_stop: ShouldStop | None = None, what: str = "measurement"
-) -> None:
-    """Let virtual time pass, asking about once a virtual second whether to stop.
-
-    Raises:
-        MeasurementStopped: `should_stop` said so.
-    """
-    left_s = seconds
-    while True:
-        if should_stop is not None and should_stop():
-            raise MeasurementStopped(f"the {what} was stopped")
-        if left_s <= 0:
-            return
-        step_s = left_s if should_stop is None else min(left_s, STOP_CHECK_S)
-        clock.sleep(step_s)
-        left_s -= step_s
-
-
-def play(
-    records: Iterable[RequestRecord],
-    duration_s: float,
-    clock: Clock,
-    on_record: OnRecord | None = None,
-    should_stop: ShouldStop | None = None,
-) -> None:
-    """Let a measurement happen on a virtual clock: each record is handed out as its request ends.
-
-    Raises:
-        MeasurementStopped: `should_stop` said so.
-    """
-    played_s = 0.0
-    for record in sorted(records, key=lambda record: record.finished_s):
-        pass_time(clock, record.finished_s - played_s, should_stop)
-        played_s = record.finished_s
-        if on_record is not None:
-            on_record(record)
-    pass_time(clock, duration_s - played_s, should_stop)
-
-
-def added(a: ServerCounters, b: ServerCounters) -> ServerCounters:
-    """Add up what was counted in two spans of one server's life."""
-    sums = {
-        field.name: getattr(a, field.name) + getattr(b, field.name)
-        for field in fields(ServerCounters)
-        if field.name not in {"num_accepted_tokens_per_pos", "has_speculation"}
-    }
-    longer, shorter = sorted(
-        (a.num_accepted_tokens_per_pos, b.num_accepted_tokens_per_pos), key=len, reverse=True
-    )
-    shorter = shorter + (0,) * (len(longer) - len(shorter))
-    return ServerCounters(
-        **sums,
-        num_accepted_tokens_per_pos=tuple(x + y for x, y in zip(longer, shorter, strict=True)),
-        has_speculation=a.has_speculation or b.has_speculation,
-    )
+    return user_path(path, "--engine-option recording")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import PrerequisiteError, invalid
+from autotune.paths import user_path
 from autotune.serving.capabilities import EngineInfo
 from autotune.serving.gpu import list_gpus
 
@@ -59,7 +60,7 @@ def find_vllm(python: Path | None, command: Sequence[str] | None) -> VllmInstall
     if command is not None:
         return _from_command(tuple(command))
     interpreter = str(python or sys.executable)
-    if python is not None and not python.is_file():
+    if python is not None and not user_path(python, "--vllm-python").is_file():
         raise invalid(
             "must be the path of a Python interpreter", where="--vllm-python", got=interpreter
         )

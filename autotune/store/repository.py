@@ -13,17 +13,16 @@ from typing import Any
 
 import psutil
 from sqlalchemy import select, update
-from sqlalchemy.exc import DatabaseError, OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 
-from autotune.errors import StorageError, StudyError, UnknownStudyError, suggestion
+from autotune.errors import StudyError, UnknownStudyError, suggestion
 from autotune.measure.records import Measurement, measurement_from_dict
 from autotune.serving.config import ServingConfig, config_from_dict
 from autotune.serving.engine import LaunchReport
 from autotune.serving.failures import FailureKind, TrialFailure
 from autotune.store.models import DecisionRow, LaunchRow, MeasurementRow, StudyRow
 from autotune.store.records import LaunchRecord, LaunchState, Phase, StudyRecord
-from autotune.store.schema import _explain, open_database
+from autotune.store.schema import database_errors, open_database, without_password
 
 
 class Store:
@@ -35,7 +34,7 @@ class Store:
 
     def __init__(self, storage: str, *, create: bool = False) -> None:
         """Open the database; see `open_database` for what can be wrong with it."""
-        self.storage = storage
+        self.storage = without_password(storage)
         self._engine = open_database(storage, create=create)
         self._sessions = sessionmaker(self._engine, expire_on_commit=False)
 
@@ -44,11 +43,8 @@ class Store:
 
     @contextlib.contextmanager
     def _session(self) -> Iterator[Session]:
-        try:
-            with self._sessions.begin() as session:
-                yield session
-        except (OperationalError, DatabaseError) as err:
-            raise StorageError(str(_explain(err, self.storage))) from err
+        with database_errors(self.storage), self._sessions.begin() as session:
+            yield session
 
     # Studies
 
@@ -78,9 +74,10 @@ class Store:
             raise UnknownStudyError(
                 f"{self.storage}: holds no study yet. Run `autotune search` first."
             )
+        close = [n for n in names if suggestion(str(name), [n]).startswith("Did you mean")]
+        hint = f"{suggestion(str(name), close)} " if close else ""
         raise UnknownStudyError(
-            f"{self.storage}: no study is called {name!r}. {suggestion(str(name), names)} "
-            f"Known: {', '.join(names)}."
+            f"{self.storage}: no study is called {name!r}. {hint}Known: {', '.join(names)}."
         )
 
     def add_study(

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from autotune.errors import invalid
+from autotune.paths import user_path
 from autotune.shipped import shipped_files
 from autotune.strict import StrictModel, load_yaml, validate
 
@@ -255,6 +256,7 @@ def load_profile(path: Path) -> TrafficProfile:
     Raises:
         InputError: the file is missing, is not YAML, or breaks a rule; the message says which.
     """
+    path = user_path(path, "--profile")
     if not path.exists() and str(path) in shipped_files("profiles"):
         path = shipped_files("profiles")[str(path)]
     data = load_yaml(path, "traffic profile")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import invalid, suggestion
+from autotune.paths import user_path
 from autotune.strict import read_text
 from autotune.traffic.profile import PromptSource
 
@@ -54,11 +55,16 @@ def load_prompts(source: PromptSource, folder: Path) -> list[Prompt]:
     is_jsonl = source.format == "jsonl" or (
         source.format == "auto" and path.suffix in {".jsonl", ".json", ".ndjson"}
     )
-    rows = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    # Not splitlines(): it also breaks at U+2028 and others, which may stand inside a JSON string.
+    rows = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     parse = _parse_json_row if is_jsonl else _parse_text_row
     prompts = {p.prompt_id: p for p in (parse(path, number, line) for number, line in rows)}
     if not prompts:
-        raise invalid("the prompt file must hold at least one prompt, but is empty", where=path)
+        raise invalid(
+            "the prompt file must hold at least one prompt, but is empty",
+            where=path,
+            next_step='Write one JSON object a line, such as {"prompt": "..."}.',
+        )
     return list(prompts.values())
 
 
@@ -72,7 +78,7 @@ def builtin_sets() -> list[str]:
 def _path_of(source: PromptSource, folder: Path) -> Path:
     if source.builtin is None:
         assert source.file is not None  # the model's validator demands exactly one of the two
-        return folder / source.file.expanduser()
+        return folder / user_path(source.file, "prompts.file")
     if source.builtin not in builtin_sets():
         raise invalid(
             "no built-in prompt set has this name",
@@ -92,7 +98,7 @@ def _parse_json_row(path: Path, number: int, line: str) -> Prompt:
     where = f"{path}:{number}"
     try:
         row = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as err:
+    except (ValueError, RecursionError) as err:  # ValueError: also numbers of thousands of digits
         raise invalid(f"each line must be one JSON object ({err})", where=where) from err
     if not isinstance(row, dict):
         raise invalid("each line must be one JSON object", where=where, got=row)

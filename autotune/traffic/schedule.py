@@ -90,7 +90,9 @@ def build_schedule(profile: TrafficProfile, seed: int | None = None) -> Schedule
         InputError: a prompt file cannot be used, or has too few prompts.
     """
     rng = random.Random(profile.seed if seed is None else seed)
-    pools = {c.name: _Pool.of(c, profile, rng) for c in profile.classes}
+    # Classes that share a source share its pool, or one's warm-up would be the other's measurement.
+    by_source = {c.prompts: _Pool.of(c, profile, rng) for c in reversed(profile.classes)}
+    pools = {c.name: by_source[c.prompts] for c in profile.classes}
     num_warmup = _num_warmup(profile)
     warmup = _draw(profile, pools, num_warmup, rng, for_warmup=True)
     requests = _draw(profile, pools, profile.measure.min_requests, rng, for_warmup=False)
@@ -124,6 +126,7 @@ class _Pool:
                 "a class must have at least 2 distinct prompts, one of them for the warm-up",
                 where=traffic_class.prompts.file or traffic_class.prompts.builtin,
                 got=len(prompts),
+                next_step="Add prompts; 100 or more a class make acceptance what your users see.",
             )
         rng.shuffle(prompts)
         num_warmup = max(1, len(prompts) // 5)

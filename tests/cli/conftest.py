@@ -117,9 +117,10 @@ def finished_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a simulated study that is done; nobody may change it."""
     folder = tmp_path_factory.mktemp("finished")
     write_inputs(folder)
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as said:
         patch.chdir(folder)
         assert run([*INPUTS, *SIMULATED]) == 0
+    (folder / "said.txt").write_text(said.getvalue(), encoding="utf-8")
     return folder
 
 
@@ -128,6 +129,12 @@ def finished(finished_once: Path, folder: Path) -> Path:
     """Return the current folder with a copy of a finished study called `tiny` in it."""
     shutil.copytree(finished_once, folder, dirs_exist_ok=True)
     return folder
+
+
+@pytest.fixture
+def said(finished_once: Path) -> str:
+    """Return what the search of the finished study printed."""
+    return (finished_once / "said.txt").read_text(encoding="utf-8")
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from mock_server import EVERY, MockServer, Truth
 
 from autotune.measure.client import ClientFailed, Drive, LoadClient, MeasurementStopped
 from autotune.measure.metrics import e2el_ms, tpot_ms, ttft_ms
@@ -20,7 +21,6 @@ from autotune.measure.records import RequestRecord
 from autotune.serving.process import free_port
 from autotune.traffic.prompts import Prompt
 from autotune.traffic.schedule import Schedule, ScheduledRequest
-from mock_server import EVERY, MockServer, Truth
 
 ROOT = Path(__file__).parents[3]
 
@@ -131,7 +131,9 @@ def test_both_endpoints_are_read_alike(client: LoadClient, endpoint: str) -> Non
     assert record.num_prompt_tokens == 9
     assert record.finish_reason == "length"
     assert (record.class_name, record.prompt_id) == ("default", "prompt-0")
-    assert server.seen[0].path == ("/v1/chat/completions" if endpoint == "chat" else "/v1/completions")
+    assert server.seen[0].path == (
+        "/v1/chat/completions" if endpoint == "chat" else "/v1/completions"
+    )
 
 
 def test_a_chunk_without_tokens_is_not_the_first_token(client: LoadClient) -> None:
@@ -172,7 +174,9 @@ def test_every_record_is_reported_as_it_arrives(client: LoadClient) -> None:
     reported: list[RequestRecord] = []
     plan = schedule(5, concurrency=2)
     with MockServer() as server:
-        result = client.run(plan, plan.requests, server.base_url, "mock", on_record=reported.append)
+        result = client.run(
+            plan, plan.requests, server.base_url, "mock", on_record=reported.append
+        )
 
     assert tuple(reported) == result.records
     assert sorted(record.request_id for record in reported) == [0, 1, 2, 3, 4]
@@ -370,15 +374,18 @@ def test_being_stopped_ends_the_process(
 def test_being_stopped_does_not_wait_for_an_answer(no_process_left: None) -> None:
     began = time.monotonic()
     plan = schedule(1)
-    with MockServer(Truth(faults={0: "hang"})) as server, LoadClient() as client:
-        with pytest.raises(MeasurementStopped):
-            client.run(
-                plan,
-                plan.requests,
-                server.base_url,
-                "mock",
-                should_stop=lambda: len(server.seen) > 0,
-            )
+    with (
+        MockServer(Truth(faults={0: "hang"})) as server,
+        LoadClient() as client,
+        pytest.raises(MeasurementStopped),
+    ):
+        client.run(
+            plan,
+            plan.requests,
+            server.base_url,
+            "mock",
+            should_stop=lambda: len(server.seen) > 0,
+        )
     assert time.monotonic() - began < 5
 
 

@@ -87,7 +87,8 @@ CLOSED = measurement(A, B, C)
 
 
 @pytest.mark.parametrize(
-    ("one", "ttft", "tpot", "e2el"), [(A, 500, 250, 1500), (B, 400, 200, 2000), (C, 600, 500, 1600)]
+    ("one", "ttft", "tpot", "e2el"),
+    [(A, 500, 250, 1500), (B, 400, 200, 2000), (C, 600, 500, 1600)],
 )
 def test_latencies_of_a_request(one: RequestRecord, ttft: float, tpot: float, e2el: float) -> None:
     assert ttft_ms(one) == pytest.approx(ttft)

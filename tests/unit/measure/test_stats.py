@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from autotune.measure.stats import Interval, metric_interval, ratio_interval
 
 
 def measurement(
-    ttfts_ms: Sequence[float], prompt_ids: Sequence[str] | None = None, error: str | None = None
+    ttfts_ms: Iterable[float], prompt_ids: Sequence[str] | None = None, error: str | None = None
 ) -> Measurement:
     """Make one user's measurement, request after request, of 10 tokens each."""
     records, now_s = [], 0.0
@@ -85,7 +85,9 @@ def test_equal_requests_leave_no_width() -> None:
 def test_launches_that_differ_widen_the_interval() -> None:
     # No noise within a launch, but 100 ms in one and 120 in the other. Of two launches drawn with
     # repeats, a quarter are both the first and a quarter both the second: beyond the 2.5% tails.
-    interval = metric_interval("ttft_mean_ms", [measurement([100.0] * 9), measurement([120.0] * 9)])
+    interval = metric_interval(
+        "ttft_mean_ms", [measurement([100.0] * 9), measurement([120.0] * 9)]
+    )
     assert interval.estimate == pytest.approx(110)
     assert (interval.low, interval.high) == pytest.approx((100, 120))
 
@@ -114,8 +116,8 @@ def test_ratio_of_arms_of_one_truth_mostly_holds_one(monkeypatch: pytest.MonkeyP
     hits = 0
     for trial in range(100):
         means = rng.lognormal(4.6, 0.5, 40)
-        arms = [[measurement(means * rng.normal(1, 0.1, 40))] for _ in range(2)]
-        hits += holds(ratio_interval("ttft_mean_ms", *arms, seed=trial), 1.0)
+        one, other = ([measurement(means * rng.normal(1, 0.1, 40))] for _ in range(2))
+        hits += holds(ratio_interval("ttft_mean_ms", one, other, seed=trial), 1.0)
     assert 86 <= hits <= 100
 
 

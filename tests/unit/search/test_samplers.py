@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
 import importlib.util
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -266,14 +266,7 @@ def test_yes_and_no_are_choices() -> None:
 
 
 def test_the_gp_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    real_import = builtins.__import__
-
-    def without_scipy(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name == "scipy":
-            raise ImportError(name)
-        return real_import(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without_scipy)
+    monkeypatch.setitem(sys.modules, "scipy", None)  # as if it were not installed
 
     with pytest.raises(PrerequisiteError, match=r'pip install "autotune\[gp\]".*--sampler tpe'):
         create_sampler("gp", rough(), 0)

@@ -62,7 +62,11 @@ EAGLE3 = head(None, "eagle3")
         (engine("0.20.2"), [EAGLE3, head()], "ignores trees"),
         # An engine that says it itself is believed.
         (engine("0.33.0", has_trees=True), [head()], None),
-        (engine("0.20.2", has_trees=False, engine="mine"), [EAGLE3], "the mine engine drafts chains"),
+        (
+            engine("0.20.2", has_trees=False, engine="mine"),
+            [EAGLE3],
+            "the mine engine drafts chains",
+        ),
     ],
 )
 def test_trees(info: EngineInfo, heads: list[DrafterInfo], reason: str | None) -> None:

@@ -261,7 +261,9 @@ def test_a_refused_command_line(line: str) -> None:
 
 def test_the_first_exception_is_the_cause_of_those_that_follow() -> None:
     first = OUT_OF_MEMORY
-    second = "RuntimeError: CUDA out of memory occurred when warming up sampler with 8 dummy requests."
+    second = (
+        "RuntimeError: CUDA out of memory occurred when warming up sampler with 8 dummy requests."
+    )
     chain = (
         f"{FRAMES}{first}\n\nThe above exception was the direct cause of the following exception:\n\n"
         f"{FRAMES}{second}\n"
@@ -284,6 +286,17 @@ def test_a_workers_exception_goes_before_what_the_engine_says_of_it() -> None:
         + prefixed(CORE_ERROR, f"EngineCore encountered a fatal error.\n{FRAMES}{wrapper}")
     )
     assert classify_log(log, is_under_load=True) == (FailureKind.DIED_UNDER_LOAD, cause)
+
+
+def test_a_wrapper_that_was_written_first_is_still_no_cause() -> None:
+    # Several processes write to one log; the one that only reports may be the quicker one.
+    wrapper = (
+        "RuntimeError: Engine core initialization failed. See root cause above. "
+        "Failed core proc(s): {'EngineCore': 1}"
+    )
+    cause = "ValueError: No available memory for the cache blocks."
+    log = STARTUP + prefixed(API, FRAMES + wrapper) + prefixed(CORE_ERROR, FRAMES + cause)
+    assert classify_log(log, is_under_load=False) == (FailureKind.INSUFFICIENT_MEMORY, cause)
 
 
 def test_a_worker_that_fails_to_start() -> None:

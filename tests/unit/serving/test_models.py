@@ -80,9 +80,7 @@ def test_a_p_eagle_head(write_model: Write) -> None:
         vocab_size=500,
     )
     assert found.is_parallel
-    assert found.describe() == (
-        "P-EAGLE, 2 layers, draft vocabulary 100, trained depth unknown"
-    )
+    assert found.describe() == ("P-EAGLE, 2 layers, draft vocabulary 100, trained depth unknown")
 
 
 @pytest.mark.parametrize("key", ["mask_token_id", "pard_token", "ptd_token_id"])
@@ -393,7 +391,9 @@ def test_the_cache_may_be_elsewhere(
 
 
 def test_a_hub_id_that_was_not_downloaded_gets_the_command(hub: Path) -> None:
-    with pytest.raises(PrerequisiteError, match=r"traffic\.yaml: drafter: .*hf download owner/head$"):
+    with pytest.raises(
+        PrerequisiteError, match=r"traffic\.yaml: drafter: .*hf download owner/head$"
+    ):
         find_model("owner/head", "drafter", "traffic.yaml")
 
 

@@ -35,11 +35,15 @@ print(f"stubborn {os.getpid()}", flush=True)
 time.sleep(120)
 """
 
-# Starts the one above in a session of its own, as an orphan: its parent ends at once.
+# Starts the one above twice: as an orphan, whose parent ends at once, and as a child. Each of them
+# in a session of its own.
+MIDDLE = """
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", sys.argv[1]], start_new_session=True)
+"""
 FORKING = f"""
 import subprocess, sys, time
-middle = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]], start_new_session=True)"
-subprocess.run([sys.executable, "-c", middle, {STUBBORN!r}])
+subprocess.run([sys.executable, "-c", {MIDDLE!r}, {STUBBORN!r}])
 subprocess.Popen([sys.executable, "-c", {STUBBORN!r}], start_new_session=True)
 """
 
@@ -175,19 +179,22 @@ def test_nothing_outlives_a_tuner_that_was_killed(
         stdout=subprocess.PIPE,
         text=True,
     )
+    pids: list[int] = []
     with tuner:
         assert tuner.stdout is not None
-        server_pid = int(tuner.stdout.readline())
-        supervisor_pid = psutil.Process(server_pid).ppid()
+        pids.append(int(tuner.stdout.readline()))
+        pids.append(psutil.Process(pids[0]).ppid())
         assert wait_until(lambda: log.read_text().count("stubborn") == 2, 20)
-        pids = [int(pid) for pid in re.findall(r"stubborn (\d+)", log.read_text())]
-        assert all(is_running(pid) for pid in (server_pid, supervisor_pid, *pids))
+        pids += [int(pid) for pid in re.findall(r"stubborn (\d+)", log.read_text())]
+        assert all(is_running(pid) for pid in pids)
 
         tuner.kill()
 
-        assert wait_until(
-            lambda: not any(is_running(pid) for pid in (server_pid, supervisor_pid, *pids)), 15
-        )
+        try:
+            assert wait_until(lambda: not any(is_running(pid) for pid in pids), 15)
+        finally:
+            for pid in filter(is_running, pids):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_the_server_dies_with_a_supervisor_that_was_killed(

@@ -20,7 +20,6 @@ from autotune.serving.failures import FailureKind, TrialFailed
 from autotune.serving.replay import (
     RecordingWriter,
     ReplayEngine,
-    added,
     read_recording,
     recording_header,
 )
@@ -117,7 +116,7 @@ class TestReplay:
 
     def test_the_drafter_is_as_recorded(self, tmp_path: Path) -> None:
         engine = engine_of(tmp_path, (config(4), 0, 30.0, measurement(k=4)))
-        target, heads = engine.inspect("any/model", ["any/drafter"], "--drafter")
+        target, heads = engine.inspect("any/model", ["any/drafter"], "--model", "--drafter")
 
         assert target is None
         assert heads[0].is_parallel
@@ -458,14 +457,3 @@ class TestBadInput:
         with pytest.raises(InputError) as caught:
             ReplayEngine(EngineSettings(options=options))
         assert message in str(caught.value)
-
-
-def test_counters_of_different_depth_can_be_added() -> None:
-    total = added(
-        ServerCounters(num_drafts=1, num_accepted_tokens_per_pos=(1,)),
-        ServerCounters(num_drafts=2, num_accepted_tokens_per_pos=(2, 1), has_speculation=True),
-    )
-
-    assert total.num_drafts == 3
-    assert total.num_accepted_tokens_per_pos == (3, 1)
-    assert total.has_speculation

@@ -19,19 +19,11 @@ from autotune.serving.capabilities import capabilities
 from autotune.serving.config import ServingConfig
 from autotune.serving.engine import EngineSettings, LaunchContext
 from autotune.serving.failures import FailureKind, TrialFailed
-from autotune.serving.simulated import (
-    WORLDS,
-    Hardware,
-    Head,
-    SimulatedEngine,
-    Target,
-    World,
-    scheduler_limits,
-    step_time_s,
-    survival,
-    true_objective,
-)
+from autotune.serving.scheduler_limits import scheduler_limits
+from autotune.serving.simulated import SimulatedEngine, true_objective
+from autotune.serving.step_cost import step_time_s
 from autotune.serving.vllm_options import Needs
+from autotune.serving.worlds import WORLDS, Hardware, Head, Target, World, survival
 from autotune.traffic.profile import (
     ConcurrencyLoad,
     MeasureSettings,
@@ -567,7 +559,7 @@ class TestWorlds:
     @pytest.mark.parametrize("name", WORLDS)
     def test_the_head_limits_the_search_by_its_trained_depth(self, name: str) -> None:
         engine = SimulatedEngine(EngineSettings(options={"world": name}))
-        target, heads = engine.inspect("model", ["drafter"], "--drafter")
+        target, heads = engine.inspect("model", ["drafter"], "--model", "--drafter")
 
         assert target is None
         assert [head.serve_as for head in heads] == ["drafter"]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from mock_server import MOCK_COMMAND, MockServer
 
 from autotune.errors import PrerequisiteError
 from autotune.measure.client import MeasurementStopped
@@ -20,23 +23,25 @@ from autotune.serving import vllm_engine
 from autotune.serving.config import ServingConfig
 from autotune.serving.engine import EngineSettings, LaunchContext
 from autotune.serving.failures import FailureKind, TrialFailed, TrialFailure
+from autotune.serving.http import request
 from autotune.serving.vllm_engine import VllmEngine, VllmServer, masked
 from autotune.serving.vllm_options import Needs
 from autotune.traffic.prompts import Prompt
 from autotune.traffic.schedule import Schedule, ScheduledRequest
-from mock_server import MockServer
 
 pytestmark = pytest.mark.usefixtures("no_process_left")
+
+QUICK = ("--mock-first-token-s", "0.002")
 
 PLAIN = ServingConfig(model="target")
 SPECULATIVE = ServingConfig("target", "head", 3, parallel_drafting=True)
 
 OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
-DEATH_LOG = f"""\
+DEATH_LOG = """\
 (EngineCore pid=7) ERROR 11-30 19:32:55 [core.py:1510] EngineCore encountered a fatal error.
 (EngineCore pid=7) ERROR 11-30 19:32:55 [core.py:1510] Traceback (most recent call last):
 (EngineCore pid=7) ERROR 11-30 19:32:55 [core.py:1510]   File "/venv/vllm/v1/engine/core.py", line 9
-(EngineCore pid=7) ERROR 11-30 19:32:55 [core.py:1510] {{cause}}
+(EngineCore pid=7) ERROR 11-30 19:32:55 [core.py:1510] {cause}
 (APIServer pid=4) ERROR 11-30 19:32:55 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: \
 EngineCore encountered an issue. See stack trace (above) for the root cause.
 """
@@ -48,11 +53,11 @@ def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def engine_with(mock_command: tuple[str, ...]) -> Callable[..., VllmEngine]:
+def engine_with() -> Callable[..., VllmEngine]:
     """Give a function that makes an engine whose vLLM is the mock, with the mock's own options."""
 
-    def make(*options: str, **env: str) -> VllmEngine:
-        return VllmEngine(EngineSettings(command=(*mock_command, *options), env=env))
+    def make(*options: str) -> VllmEngine:
+        return VllmEngine(EngineSettings(command=(*MOCK_COMMAND, *options)))
 
     return make
 
@@ -100,9 +105,8 @@ def children() -> list[psutil.Process]:
 def test_a_server_is_launched_measured_and_gone(
     engine_with: EngineWith, context: LaunchContext, is_running: Callable[[int], bool]
 ) -> None:
-    # 7 tokens in chunks of 1, 3, 1, 2: the last step brought 3 as well, of which 2 were allowed,
-    # and chunks of 2 tokens count as 1 accepted draft. Per request: 3 drafts of 3 tokens, of which
-    # 2 + 0 + 1 were accepted.
+    # 7 tokens in chunks of 1, 3, 1, 2: the first is the prompt's own, each other one is a draft of
+    # 3 tokens, of which 2, 0 and 1 were accepted.
     engine = engine_with("--mock-tokens-per-step", "3,1", "--mock-step-s", "0.01")
     reported: list[RequestRecord] = []
     with engine.launch(SPECULATIVE, context) as server:
@@ -130,15 +134,24 @@ def test_a_server_is_launched_measured_and_gone(
     assert not any(is_running(process.pid) for process in started)
 
 
-def test_the_launch_is_reported(engine_with: EngineWith, context: LaunchContext) -> None:
-    engine = engine_with("--mock-launch-s", "0.3", HF_TOKEN="hf_verysecret", PLAIN_SETTING="visible")
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    """One speculating server for the tests that leave it as it was."""
+    env = {"HF_TOKEN": "hf_verysecret", "MY_API_KEY": "sk-verysecret", "PLAIN_SETTING": "seen"}
+    engine = VllmEngine(EngineSettings(command=(*MOCK_COMMAND, "--mock-launch-s", "0.3"), env=env))
     config = replace(SPECULATIVE, max_num_seqs=16, max_num_batched_tokens=4096)
     needs = Needs(longest_request_tokens=600, max_num_speculative_tokens=3)
-    with engine.launch(config, replace(context, needs=needs)) as server:
-        report = server.report
+    work_dir = tmp_path_factory.mktemp("shared")
+    with engine.launch(config, LaunchContext(work_dir, "trial-7", needs, 20.0)) as server:
+        assert isinstance(server, VllmServer)
+        yield server
 
+
+def test_the_launch_is_reported(shared: VllmServer) -> None:
+    report = shared.report
     assert 0.3 <= report.launch_s < 15
-    assert report.log_path == str(context.work_dir / "trial-1.log")
+    assert report.log_path is not None
+    assert Path(report.log_path).name == "trial-7.log"
     assert "Application startup complete" in Path(report.log_path).read_text(encoding="utf-8")
     argv = list(report.argv)
     assert argv[argv.index("--model") + 1] == "target"
@@ -158,19 +171,29 @@ def test_the_launch_is_reported(engine_with: EngineWith, context: LaunchContext)
     assert report.resolved["cache_dtype"] == "auto"
 
 
-def test_secrets_stay_out_of_the_report(engine_with: EngineWith, context: LaunchContext) -> None:
-    engine = engine_with(HF_TOKEN="hf_verysecret", MY_API_KEY="sk-verysecret", PLAIN_SETTING="seen")
-    with engine.launch(PLAIN, context) as server:
-        environment = server.report.environment
-        # The server itself does get them.
-        assert isinstance(server, VllmServer)
-        assert psutil.Process(server.pid).environ()["HF_TOKEN"] == "hf_verysecret"
-
+def test_secrets_reach_the_server_but_not_the_report(shared: VllmServer) -> None:
+    assert psutil.Process(shared.pid).environ()["HF_TOKEN"] == "hf_verysecret"
+    environment = shared.report.environment
     assert environment["HF_TOKEN"] == "***"
     assert environment["MY_API_KEY"] == "***"
     assert environment["PLAIN_SETTING"] == "seen"
     assert environment["VLLM_NO_USAGE_STATS"] == "1"
-    assert "verysecret" not in repr(server.report)
+    assert "verysecret" not in repr(shared.report)
+
+
+def test_several_measurements_of_one_launch_count_apart(shared: VllmServer) -> None:
+    before = shared.counters().num_drafts
+    first, second = shared.measure(schedule(3)), shared.measure(schedule(2))
+    # 7 tokens, one a step: 6 drafts a request.
+    assert (first.counters.num_drafts, second.counters.num_drafts) == (18, 12)
+    assert shared.counters().num_drafts - before == 30
+
+
+def test_prompts_are_counted_by_the_servers_tokenizer(shared: VllmServer) -> None:
+    # The mock counts words: "tell me 2 things" has four.
+    request_2 = schedule().requests[0]
+    counts = {shared.num_prompt_tokens(request_2, end) for end in ("chat", "completions")}
+    assert counts == {4}
 
 
 @pytest.mark.parametrize(
@@ -188,17 +211,6 @@ def test_what_is_masked(name: str, is_masked: bool) -> None:
     assert masked({name: "value"}) == {name: "***" if is_masked else "value"}
 
 
-def test_several_measurements_of_one_launch_count_apart(
-    engine_with: EngineWith, context: LaunchContext
-) -> None:
-    with engine_with().launch(SPECULATIVE, context) as server:
-        first, second = server.measure(schedule(3)), server.measure(schedule(2))
-        total = server.counters()
-    # 7 tokens, one a step: 6 drafts a request.
-    assert (first.counters.num_drafts, second.counters.num_drafts) == (18, 12)
-    assert total.num_drafts == 30
-
-
 def test_without_speculation_nothing_is_drafted(
     engine_with: EngineWith, context: LaunchContext
 ) -> None:
@@ -207,16 +219,6 @@ def test_without_speculation_nothing_is_drafted(
     assert not measurement.counters.has_speculation
     assert measurement.counters.acceptance_length is None
     assert measurement.num_errors == 0
-
-
-def test_prompts_are_counted_by_the_servers_tokenizer(
-    engine_with: EngineWith, context: LaunchContext
-) -> None:
-    # The mock counts words: "tell me 2 things" has four.
-    with engine_with().launch(PLAIN, context) as server:
-        assert isinstance(server, VllmServer)
-        counts = {server.num_prompt_tokens(schedule().requests[0], e) for e in ("chat", "completions")}
-    assert counts == {4}
 
 
 def test_close_may_be_called_twice(engine_with: EngineWith, context: LaunchContext) -> None:
@@ -282,7 +284,10 @@ def test_a_server_without_speculation_counters_is_not_speculating(
 @pytest.mark.parametrize(
     ("reported", "told"),
     [
-        ('{"num_speculative_tokens": 2}', "num_speculative_tokens = 3 was asked for, the server runs 2"),
+        (
+            '{"num_speculative_tokens": 2}',
+            "num_speculative_tokens = 3 was asked for, the server runs 2",
+        ),
         (
             '{"parallel_drafting": false}',
             "parallel_drafting = True was asked for, the server runs False",
@@ -310,7 +315,9 @@ def test_another_server_on_the_port_is_found_out(
 
 def test_a_command_that_cannot_be_found_says_what_to_check() -> None:
     engine = VllmEngine(EngineSettings(command=("/no/such/vllm",)))
-    with pytest.raises(PrerequisiteError, match=r"serve\.command: '/no/such/vllm' cannot be found"):
+    with pytest.raises(
+        PrerequisiteError, match=r"serve\.command: '/no/such/vllm' cannot be found"
+    ):
         engine.describe()
 
 
@@ -350,7 +357,7 @@ def test_too_many_failed_requests_are_no_measurement(
     engine_with: EngineWith, context: LaunchContext
 ) -> None:
     # 1 of 40 requests is 2.5%, above the 2% that are let pass.
-    engine = engine_with("--mock-fault", "7=http_500")
+    engine = engine_with("--mock-fault", "7=http_500", *QUICK)
     with engine.launch(PLAIN, context) as server:
         failure = failure_of(lambda: server.measure(schedule(40, max_tokens=1)))
     assert failure.kind is FailureKind.REQUEST_ERRORS
@@ -362,7 +369,7 @@ def test_a_few_failed_requests_are_let_pass(
     engine_with: EngineWith, context: LaunchContext
 ) -> None:
     # 1 of 50 requests is 2%, not above it.
-    engine = engine_with("--mock-fault", "7=http_503")
+    engine = engine_with("--mock-fault", "7=http_503", *QUICK)
     with engine.launch(PLAIN, context) as server:
         measurement = server.measure(schedule(50, max_tokens=1))
     assert measurement.num_errors == 1
@@ -416,18 +423,45 @@ def test_a_load_generator_that_died_does_not_keep_the_server_running(
     assert failures == [FailureKind.CLIENT_OVERLOADED] * 2
 
 
+# --- short requests ---
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"",
+        b"SSH-2.0-OpenSSH_9.6\r\n",  # another kind of server on the port
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\ncut off by the end of the server",
+    ],
+)
+def test_an_answer_that_is_no_whole_one_is_none(reply: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(reply)
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        status, _ = request(f"http://127.0.0.1:{listener.getsockname()[1]}/metrics")
+        thread.join()
+    assert status == 0
+
+
 # --- caches ---
 
 
-def test_each_k_has_a_compile_cache_of_its_own(
-    mock_command: tuple[str, ...], context: LaunchContext, tmp_path: Path
-) -> None:
+def test_each_k_has_a_compile_cache_of_its_own(context: LaunchContext, tmp_path: Path) -> None:
     # vLLM's compile cache does not tell values of K apart and crashes where it is shared.
-    engine = VllmEngine(EngineSettings(command=mock_command, cache_dir=tmp_path / "cache"))
+    engine = VllmEngine(EngineSettings(command=MOCK_COMMAND, cache_dir=tmp_path / "cache"))
     roots = {}
     for config in (PLAIN, SPECULATIVE):
         with engine.launch(config, context) as server:
-            roots[config.num_speculative_tokens] = Path(server.report.environment["VLLM_CACHE_ROOT"])
+            roots[config.num_speculative_tokens] = Path(
+                server.report.environment["VLLM_CACHE_ROOT"]
+            )
     assert roots[0] != roots[3]
     assert all(root.is_dir() for root in roots.values())
     # What is known of model classes does not depend on K.

@@ -93,13 +93,17 @@ def test_a_tree_has_a_node_per_draft_token_each_with_its_parent(width: int, dept
 
 def test_length_is_derived_from_the_longest_request_and_the_studys_largest_k() -> None:
     # 600 + 10 + 1 = 611, rounded up to 768; the same for every K of the study.
-    needs = {"longest_request_tokens": 600, "max_num_speculative_tokens": 10, "model_max_len": 8192}
+    needs: dict[str, Any] = {
+        "longest_request_tokens": 600,
+        "max_num_speculative_tokens": 10,
+        "model_max_len": 8192,
+    }
     assert options(PLAIN, **needs)["max-model-len"] == 768
     assert options(P_EAGLE, **needs)["max-model-len"] == 768
 
 
 def test_length_is_left_alone_where_the_model_has_no_more() -> None:
-    needs = {"longest_request_tokens": 600, "max_num_speculative_tokens": 10}
+    needs: dict[str, Any] = {"longest_request_tokens": 600, "max_num_speculative_tokens": 10}
     assert "max-model-len" not in options(PLAIN, **needs, model_max_len=768)
     assert "max-model-len" not in options(PLAIN, **needs, model_max_len=512)
     assert options(PLAIN, **needs)["max-model-len"] == 768
@@ -160,8 +164,16 @@ def test_a_flag_without_a_value_is_left_to_vllm() -> None:
         ("no-enable-prefix-caching", True, ["--no-enable-prefix-caching"]),
         ("no-enable-prefix-caching", False, ["--enable-prefix-caching"]),
         ("seed", 0, ["--seed", "0"]),
-        ("compilation-config.cudagraph_mode", "NONE", ["--compilation-config.cudagraph_mode", "NONE"]),
-        ("compilation-config", {"b": [1], "a": None}, ["--compilation-config", '{"a": null, "b": [1]}']),
+        (
+            "compilation-config.cudagraph_mode",
+            "NONE",
+            ["--compilation-config.cudagraph_mode", "NONE"],
+        ),
+        (
+            "compilation-config",
+            {"b": [1], "a": None},
+            ["--compilation-config", '{"a": null, "b": [1]}'],
+        ),
         ("cudagraph-capture-sizes", [1, 2], ["--cudagraph-capture-sizes", "[1, 2]"]),
     ],
 )
@@ -176,7 +188,10 @@ def test_the_model_goes_first_where_it_has_no_flag() -> None:
 
 
 def test_a_whole_command_line() -> None:
-    flags: tuple[tuple[str, Flag], ...] = (("enforce-eager", True), ("gpu-memory-utilization", 0.9))
+    flags: tuple[tuple[str, Flag], ...] = (
+        ("enforce-eager", True),
+        ("gpu-memory-utilization", 0.9),
+    )
     config = replace(P_EAGLE, max_num_seqs=32, flags=flags)
     argv = to_argv(options(config, "cpu"), has_positional_model=True)
     assert argv[:4] == ["target", "--max-num-seqs", "32", "--speculative-config"]

@@ -237,7 +237,10 @@ BAD_VALUES = {
         swapped("{file: prompts.jsonl}", "{format: text}"),
         ["classes[0].prompts: ", "exactly one of `file` and `builtin`"],
     ),
-    "no classes": (swapped("  - prompts: {file: prompts.jsonl}\n", "  []\n"), ["classes: ", "at least 1"]),
+    "no classes": (
+        swapped("  - prompts: {file: prompts.jsonl}\n", "  []\n"),
+        ["classes: ", "at least 1"],
+    ),
     "weight of nothing": (
         swapped("  - prompts", "  - weight: 0\n    prompts"),
         ["classes[0].weight: ", "greater than 0", "but got 0"],
@@ -270,9 +273,18 @@ BAD_VALUES = {
         f"{GOOD}serve: {{command: []}}\n",
         ["serve: ", "`command` must not be empty"],
     ),
-    "no version": (swapped("version: 1\n", ""), ["version: the key is required", "Write `version: 1`"]),
-    "version of the future": (swapped("version: 1", "version: 2"), ["version: ", "be 1", "but got 2"]),
-    "name with a space": (swapped("name: support", "name: my name"), ["name: ", "but got 'my name'"]),
+    "no version": (
+        swapped("version: 1\n", ""),
+        ["version: the key is required", "Write `version: 1`"],
+    ),
+    "version of the future": (
+        swapped("version: 1", "version: 2"),
+        ["version: ", "be 1", "but got 2"],
+    ),
+    "name with a space": (
+        swapped("name: support", "name: my name"),
+        ["name: ", "but got 'my name'"],
+    ),
 }
 
 
@@ -366,7 +378,9 @@ def test_a_huge_file_is_refused(tmp_path: Path) -> None:
     assert "at most 1,048,576 bytes, but got 1048578" in refusal(path)
 
 
-def test_paths_of_the_profile_start_at_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_of_the_profile_start_at_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "traffic.yaml").write_text(GOOD, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     assert load_profile(Path("traffic.yaml")).folder == tmp_path.resolve()

@@ -36,7 +36,12 @@ def refusal(folder: Path, name: str, content: str | bytes, **options: str) -> st
         ({"question": "why?", "answer": "so"}, [("user", "why?")]),
         ({"question_id": 81, "turns": ["first", "second"]}, [("user", "first")]),
         (
-            {"messages": [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]},
+            {
+                "messages": [
+                    {"role": "system", "content": "be kind"},
+                    {"role": "user", "content": "hi"},
+                ]
+            },
             [("system", "be kind"), ("user", "hi")],
         ),
         (  # a recorded answer goes, since the model is to give its own
@@ -108,7 +113,9 @@ def test_only_a_newline_ends_a_line(tmp_path: Path) -> None:
 
 
 def test_lines_may_end_as_on_windows(tmp_path: Path) -> None:
-    assert [p.text for p in load(tmp_path, "p.jsonl", '{"prompt": "a"}\r\n{"prompt": "b"}\r\n')] == [
+    assert [
+        p.text for p in load(tmp_path, "p.jsonl", '{"prompt": "a"}\r\n{"prompt": "b"}\r\n')
+    ] == [
         "a",
         "b",
     ]
@@ -220,4 +227,6 @@ def test_an_empty_prompt_is_refused(tmp_path: Path, row: dict[str, object]) -> N
 
 
 def test_nesting_without_end_is_refused(tmp_path: Path) -> None:
-    assert "each line must be one JSON object" in refusal(tmp_path, "p.jsonl", "[" * 100_000 + "\n")
+    assert "each line must be one JSON object" in refusal(
+        tmp_path, "p.jsonl", "[" * 100_000 + "\n"
+    )

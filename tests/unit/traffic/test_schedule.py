@@ -79,7 +79,10 @@ def test_the_seed_of_the_call_goes_before_the_profiles() -> None:
     ],
 )
 def test_the_digest_covers_all_that_is_sent_and_when(change: dict[str, Any]) -> None:
-    assert build_schedule(traffic_profile(**change)).digest != build_schedule(traffic_profile()).digest
+    assert (
+        build_schedule(traffic_profile(**change)).digest
+        != build_schedule(traffic_profile()).digest
+    )
 
 
 def test_the_digest_covers_sampling_and_length() -> None:
@@ -192,7 +195,9 @@ def test_no_prompt_comes_again_before_all_have_come() -> None:
 @given(st.integers(0, 2**32 - 1), st.integers(2, 120), st.floats(0.05, 500.0))
 def test_the_mean_rate_is_exact_for_every_seed(seed: int, count: int, rps: float) -> None:
     load = {"kind": "rate", "rps": rps}
-    schedule = build_schedule(traffic_profile(load=load, measure={"min_requests": count}, seed=seed))
+    schedule = build_schedule(
+        traffic_profile(load=load, measure={"min_requests": count}, seed=seed)
+    )
     times = arrivals(schedule)
     assert times[0] == 0
     assert times == sorted(times)
@@ -218,7 +223,9 @@ def test_constant_arrivals_are_evenly_spaced() -> None:
 
 def test_a_single_arrival_is_at_once() -> None:
     load = {"kind": "rate", "rps": 0.1}
-    assert arrivals(build_schedule(traffic_profile(load=load, measure={"min_requests": 1}))) == [0.0]
+    assert arrivals(build_schedule(traffic_profile(load=load, measure={"min_requests": 1}))) == [
+        0.0
+    ]
 
 
 def test_closed_loop_has_no_arrival_times() -> None:
