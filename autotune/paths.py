@@ -22,5 +22,10 @@ def user_path(text: str | Path, where: object) -> Path:
         path.exists()
     except (RuntimeError, OSError, ValueError) as err:
         reason = getattr(err, "strerror", None) or str(err)
-        raise invalid(f"is no usable path ({reason})", where=where, got=str(text), next_step="Check the path.") from err
+        raise invalid(
+            f"is no usable path ({reason})",
+            where=where,
+            got=str(text),
+            next_step="Check the path.",
+        ) from err
     return path

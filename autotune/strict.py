@@ -151,7 +151,7 @@ def _describe(model: type[BaseModel], detail: ErrorDetails, where: object) -> st
     if detail["type"] == "union_tag_not_found":
         return str(invalid("the key `kind` is required", where=where, key_path=key_path))
     message = detail["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
+    message = (message[0].lower() + message[1:]).replace("input should be", "must be")
     got = None if detail["type"] == "value_error" else detail["input"]
     return str(invalid(message, where=where, key_path=key_path, got=got))
 

@@ -251,17 +251,23 @@ def inspect_drafter(name: str, where: str = "--drafter") -> DrafterInfo:
         trained_depth=depth,
         num_layers=head.num_hidden_layers,
         draft_vocab_size=draft_vocab,
-        target_hidden_size=_target_hidden_size(head, shapes),
+        target_hidden_size=_target_hidden_size(head, shapes, folder),
         vocab_size=head.vocab_size,
     )
 
 
-def _target_hidden_size(head: _Head, shapes: Mapping[str, list[int]]) -> int:
-    """Return the width of the hidden states the head reads; its weights know better than its config."""
-    fc = shapes.get("fc.weight", [])
-    if len(fc) == 2:
-        return fc[1] // head.num_aux_layers
-    return head.target_hidden_size or head.hidden_size
+def _target_hidden_size(head: _Head, shapes: Mapping[str, list[int]], folder: Path) -> int:
+    """Return the width of the hidden states the head reads; its weights know better than its config.
+
+    Raises:
+        InputError: the weights make no sense.
+    """
+    fc = shapes.get("fc.weight")
+    if fc is None:
+        return head.target_hidden_size or head.hidden_size
+    if len(fc) != 2:
+        raise invalid("fc.weight must have two dimensions", where=folder, got=fc)
+    return fc[1] // head.num_aux_layers
 
 
 def _check_rows(shapes: Mapping[str, list[int]], draft_vocab: int, folder: Path) -> None:

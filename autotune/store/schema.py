@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -194,6 +195,8 @@ def _migrate(engine: Engine, storage: str) -> None:
         raw = engine.raw_connection()
         try:
             raw.cursor().execute("PRAGMA journal_mode=WAL")
+        except sqlite3.Error as err:
+            raise _explain_text(str(err), storage) from err
         finally:
             raw.close()
     with writer.begin() as connection:
@@ -233,7 +236,11 @@ _HINTS = {
 
 def explain(err: DBAPIError, storage: str) -> InputError | StorageError:
     """Say in words what a database's error means."""
-    text, where = without_password(str(err.orig)).strip(), without_password(storage)
+    return _explain_text(str(err.orig), storage)
+
+
+def _explain_text(text: str, storage: str) -> InputError | StorageError:
+    text, where = without_password(text).strip(), without_password(storage)
     if "not a database" in text or "malformed" in text:
         return invalid(f"is not a usable SQLite database ({text})", where=where)
     hint = next((advice for mark, advice in _HINTS.items() if mark in text), "")

@@ -37,6 +37,7 @@ from autotune.errors import NothingFeasibleError, StudyChangedError, StudyError
 from autotune.measure.records import Measurement, RequestRecord
 from autotune.report.study import load_study
 from autotune.search import study as study_module
+from autotune.search.ledger import DashboardStorage, optuna_storage
 from autotune.search.setup import SearchSetup
 from autotune.search.study import (
     SearchListener,
@@ -351,9 +352,20 @@ def test_optuna_and_its_dashboard_know_what_breaks_a_limit(
         }
         assert by_name["launch"] < 0  # it came up
         assert by_name["default.tpot_p95_ms"] == pytest.approx((10 + n - 16) / 16, abs=0.02)
-        # The dashboard reads this list, and draws a trial as infeasible where one is above 0.
-        as_list = trial.system_attrs["constraints"]
-        assert any(value > 0 for value in as_list) is (n > 6)
+        assert (trial.constraints.keys(), max(trial.constraints.values()) > 0) == (
+            {"launch", "default.tpot_p95_ms"},
+            n > 6,
+        )
+    # optuna-dashboard reads this list, and draws a trial as infeasible where one is above 0.
+    shown = optuna_storage(setup.settings.storage, DashboardStorage).get_all_trials(1)
+    is_infeasible = {
+        t.user_attrs["label"]: any(value > 0 for value in t.system_attrs["constraints"])
+        for t in shown
+    }
+    assert is_infeasible == {
+        "K=0": True, "K=0 seqs=8": True, "K=0 seqs=4": False, "K=0 seqs=2": False,
+        "K=0 seqs=1": False,
+    }  # fmt: skip
 
 
 def test_without_any_feasible_trial_the_nearest_miss_is_told(
@@ -863,7 +875,7 @@ def test_a_search_survives_kill_9_between_any_two_writes(
 ) -> None:
     """Random moments hit long phases. Here the kill goes through the transactions one by one.
 
-    Every 13th is taken, which is another stage of a trial each time.
+    Every 17th is taken, which is another stage of a trial each time.
     """
     folder = tmp_path / "counted"
     folder.mkdir()
@@ -881,7 +893,7 @@ def test_a_search_survives_kill_9_between_any_two_writes(
     process.join()
     assert num_commits > 100
 
-    for limit in range(3, num_commits, 13):
+    for limit in range(3, num_commits, 17):
         folder = tmp_path / f"killed-{limit}"
         folder.mkdir()
         process = start_search(folder, prepare=partial(count_commits, limit))

@@ -200,7 +200,7 @@ def peak_at_20(candidate: Candidate) -> tuple[float, Mapping[str, float]]:
 @pytest.mark.parametrize("name", ["tpe", pytest.param("gp", marks=NEEDS_GP)])
 def test_a_model_goes_where_the_objective_is_good(name: str) -> None:
     candidates = listed({"num_speculative_tokens": {"range": [0, 32]}})
-    seeds = range(2) if name == "gp" else range(20)
+    seeds = range(1) if name == "gp" else range(20)  # the GP is far surer, and far slower
 
     gaps = []
     for seed in seeds:
@@ -216,7 +216,7 @@ def test_a_model_goes_where_the_objective_is_good(name: str) -> None:
 def test_a_model_keeps_away_from_violated_constraints(name: str) -> None:
     """The objective rises with K, and every K above 12 breaks a limit."""
     candidates = listed({"num_speculative_tokens": {"range": [0, 32]}})
-    seeds = range(2) if name == "gp" else range(5)
+    seeds = range(1) if name == "gp" else range(5)
 
     def judge(candidate: Candidate) -> tuple[float, Mapping[str, float]]:
         k = candidate.config.num_speculative_tokens

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 import sqlalchemy
 from alembic.autogenerate import compare_metadata
@@ -153,16 +154,17 @@ def test_readers_and_the_writer_work_side_by_side(path: Path) -> None:
 
 def test_it_lives_beside_optunas_tables(path: Path) -> None:
     """A file that only Optuna has written to yet is taken, and Optuna's tables are left alone."""
-    run(path, "CREATE TABLE studies (study_id INTEGER); INSERT INTO studies VALUES (7);")
-    run(path, "CREATE TABLE alembic_version (version_num TEXT);")
-    run(path, "INSERT INTO alembic_version VALUES ('v3.2.0.a');")
+    storage = f"sqlite:///{path}"
+    theirs = optuna.create_study(storage=storage, study_name="theirs")
+    theirs.tell(theirs.ask(), 1.5)
+    of_optuna = tables(path)
 
     with opened(path):
         pass
 
-    assert tables(path) == OUR_TABLES | {"studies", "alembic_version"}
-    assert ask(path, "SELECT * FROM studies") == [(7,)]
-    assert ask(path, "SELECT * FROM alembic_version") == [("v3.2.0.a",)]
+    assert tables(path) == OUR_TABLES | of_optuna
+    theirs = optuna.load_study(storage=storage, study_name="theirs")
+    assert [t.value for t in theirs.get_trials()] == [1.5]
 
 
 def test_making_it_survives_kill_9_at_any_statement(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def upgrade() -> None:
         sa.Column("definition_json", sa.Text, nullable=False),
         sa.Column("environment_json", sa.Text, nullable=False),
         sa.Column("is_simulated", sa.Boolean, nullable=False),
-        sa.Column("created_at_s", sa.Float, nullable=False),
+        sa.Column("created_at_s", sa.Double, nullable=False),
         sa.Column("holder_json", sa.Text),
         sa.Column("timings_json", sa.Text, nullable=False),
     )
@@ -38,8 +38,8 @@ def upgrade() -> None:
         sa.Column("config_digest", sa.String(16), nullable=False, index=True),
         sa.Column("config_json", sa.Text, nullable=False),
         sa.Column("state", sa.String(16), nullable=False),
-        sa.Column("started_at_s", sa.Float, nullable=False),
-        sa.Column("ended_at_s", sa.Float),
+        sa.Column("started_at_s", sa.Double, nullable=False),
+        sa.Column("ended_at_s", sa.Double),
         sa.Column("report_json", sa.Text),
         sa.Column("failure_kind", sa.String(32)),
         sa.Column("failure_detail", sa.Text),
@@ -69,7 +69,7 @@ def upgrade() -> None:
             nullable=False,
             index=True,
         ),
-        sa.Column("decided_at_s", sa.Float, nullable=False),
+        sa.Column("decided_at_s", sa.Double, nullable=False),
         sa.Column("decision_json", sa.Text, nullable=False),
         sa.UniqueConstraint("study_id", "decided_at_s"),
     )
