@@ -284,7 +284,8 @@ def test_a_single_prompt_is_too_few(write_profile: Callable[..., Path]) -> None:
         build_schedule(load_profile(path))
     assert str(caught.value) == (
         "prompts.jsonl: a class must have at least 2 distinct prompts, "
-        "one of them for the warm-up, but got 1."
+        "one of them for the warm-up, but got 1. "
+        "Add prompts; 100 or more a class make acceptance what your users see."
     )
 
 
