@@ -17,7 +17,7 @@ from typing import Any
 
 from autotune.errors import AutotuneError
 
-GRACE_S = 10.0
+GRACE_S = 4.0
 """How long a server may take to end by itself before it is killed."""
 START_TIMEOUT_S = 30.0
 

@@ -461,10 +461,10 @@ class StoreContract:
         self, store: Store, connect: Callable[[], Store], study: StudyRecord
     ) -> None:
         launch_id = store.begin_launch(study, CONFIG, Phase.SEARCH, 0, 0, 1.0)
-        good, bad = (at_tps(100), {}), (at_tps(100), {"not JSON": object()})
+        summaries: list[dict[str, Any]] = [{}, {"not JSON": object()}]
 
         with pytest.raises(TypeError):
-            store.end_measured(launch_id, REPORT, [good, bad], 2.0)
+            store.end_measured(launch_id, REPORT, [(at_tps(100), s) for s in summaries], 2.0)
 
         (found,) = connect().launches(study)
         assert (found.state, found.measurements) == (LaunchState.RUNNING, ())
@@ -493,8 +493,8 @@ class StoreContract:
             writer.kill()
             writer.join()
             for line in writer.rest():
-                launch_id, state = line.split()
-                said[int(launch_id)] = state
+                number, state = line.split()
+                said[int(number)] = state
 
             store = connect()
             found = {x.launch_id: x for x in store.launches(store.get_study("demo"))}
@@ -507,7 +507,7 @@ class StoreContract:
                 assert (launch.failure is not None) is (launch.state is LaunchState.FAILED)
             num_finished = sum(x.state is not LaunchState.RUNNING for x in found.values())
 
-        assert num_finished > 20  # the writers were not all killed before they wrote anything
+        assert num_finished > 5  # the writers were not all killed before they wrote anything
 
 
 class TestSqlite(StoreContract):

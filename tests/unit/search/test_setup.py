@@ -38,9 +38,9 @@ class EngineWithFolders(SimulatedEngine):
     """A simulated engine that looks at model folders as the real one does."""
 
     def inspect(
-        self, model: str, drafters: Sequence[str], model_where: str, drafter_where: str
+        self, *args: Any, **kwargs: Any
     ) -> tuple[ModelInfo | None, tuple[DrafterInfo, ...]]:
-        return Engine.inspect(self, model, drafters, model_where, drafter_where)
+        return Engine.inspect(self, *args, **kwargs)
 
 
 MODEL_CONFIG = {
@@ -49,7 +49,7 @@ MODEL_CONFIG = {
     "num_attention_heads": 2,
     "max_position_embeddings": 4096,
 }
-WORD_TOKENIZER = {
+WORD_TOKENIZER: dict[str, Any] = {
     "version": "1.0",
     "truncation": None,
     "padding": None,
@@ -254,7 +254,7 @@ def test_a_prompt_longer_than_the_model_is_refused(
             "output": {"max_tokens": max_tokens},
         }
     ]
-    arguments = (
+    arguments: tuple[Any, ...] = (
         make_profile(tmp_path, classes=classes),
         make_space(),
         EngineWithFolders(EngineSettings(options={"world": PEAK_AT_5})),
