@@ -239,12 +239,12 @@ class TrafficProfile(StrictModel):
         if self.offered_concurrency == concurrency:
             return self
         load = ConcurrencyLoad(kind="concurrency", concurrency=concurrency)
-        num_requests = max(self.measure.min_requests, 24, 3 * concurrency)
+        num_requests = max(self.measure.min_requests, 2 * concurrency, 16)
         update = {
             "name": f"{self.name}-c{concurrency}",
             "load": load,
             "measure": self.measure.model_copy(
-                update={"min_requests": num_requests, "warmup_requests": None}
+                update={"min_requests": num_requests, "warmup_requests": max(2, concurrency)}
             ),
         }
         return self.model_copy(update=update)
