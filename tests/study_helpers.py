@@ -15,7 +15,8 @@ from autotune.serving.config import ServingConfig
 from autotune.serving.engine import Engine, EngineSettings
 from autotune.serving.failures import TrialFailure
 from autotune.serving.models import DrafterInfo
-from autotune.serving.simulated import Hardware, Head, SimulatedEngine, Target, World
+from autotune.serving.simulated import SimulatedEngine
+from autotune.serving.worlds import Hardware, Head, Target, World
 from autotune.store.records import LaunchRecord, LaunchState, Phase
 from autotune.traffic.profile import TrafficProfile
 

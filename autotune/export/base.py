@@ -183,6 +183,8 @@ def _lasting(environment: Mapping[str, str]) -> dict[str, str]:
 def write_files(files: Mapping[str, str], out: Path, executables: frozenset[str]) -> list[Path]:
     """Write all files or none: they are made aside and moved in at the end.
 
+    Where the last step fails half-way, what was there before is put back.
+
     Raises:
         InputError: the folder cannot be written to, or the disk is full.
     """
@@ -196,13 +198,31 @@ def write_files(files: Mapping[str, str], out: Path, executables: frozenset[str]
             path = scratch / name
             path.write_text(text, encoding="utf-8")
             path.chmod(0o755 if name in executables else 0o644)
-        for name in files:
-            (scratch / name).replace(out / name)
+        _move_in(list(files), scratch, out)
     except OSError as err:
         raise _cannot_write(out, err) from err
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return [out / name for name in files]
+
+
+def _move_in(names: list[str], scratch: Path, out: Path) -> None:
+    """Move finished files into place, and undo it all when one of them cannot be."""
+    before = scratch / "before"
+    before.mkdir()
+    moved: list[str] = []
+    try:
+        for name in names:
+            if (out / name).exists():
+                (out / name).rename(before / name)
+            moved.append(name)
+            (scratch / name).replace(out / name)
+    except OSError:
+        for name in moved:
+            (out / name).unlink(missing_ok=True)
+            if (before / name).exists():
+                (before / name).rename(out / name)
+        raise
 
 
 def _cannot_write(out: Path, err: OSError) -> InputError:

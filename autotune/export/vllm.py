@@ -34,26 +34,37 @@ class VllmExporter(Exporter):
         }
 
     def validate(self, files: Mapping[str, str]) -> list[str]:
-        problems = []
-        config = yaml.safe_load(files["config.yaml"])
-        if not isinstance(config, dict) or "model" not in config:
-            return ["config.yaml names no model"]
-        for name, value in config.items():
-            if "_" in name:
-                # vLLM drops `false` for underscored keys without a word.
-                problems.append(f"config.yaml: {name} must be written with dashes")
-            if value is None:
-                problems.append(f"config.yaml: {name} has no value")
-        spec = config.get("speculative-config")
-        if spec is not None:
-            missing = {"method", "model", "num_speculative_tokens", "parallel_drafting"} - set(
-                spec
-            )
-            problems += [f"config.yaml: speculative-config lacks {key}" for key in sorted(missing)]
+        missing = {"config.yaml", "env.sh", "serve.sh", "result.json"} - set(files)
+        if missing:
+            return [f"{name} is missing" for name in sorted(missing)]
+        try:
+            config = yaml.safe_load(files["config.yaml"])
+            json.loads(files["result.json"])
+        except (yaml.YAMLError, ValueError) as err:
+            return [f"a file cannot be read back: {err}"]
+        problems = _config_problems(config)
         if not files["serve.sh"].startswith("#!"):
             problems.append("serve.sh has no interpreter line")
-        json.loads(files["result.json"])
         return problems
+
+
+def _config_problems(config: Any) -> list[str]:
+    """Check a parsed config.yaml against vLLM's own reading of it."""
+    if not isinstance(config, dict) or "model" not in config:
+        return ["config.yaml names no model"]
+    problems = []
+    for name, value in config.items():
+        if "_" in str(name).split(".")[0]:
+            # vLLM drops `false` for underscored keys without a word.
+            problems.append(f"config.yaml: {name} must be written with dashes")
+        if value is None:
+            problems.append(f"config.yaml: {name} has no value")
+    spec = config.get("speculative-config")
+    if spec is not None:
+        needed = {"method", "model", "num_speculative_tokens", "parallel_drafting"}
+        lacking = needed - set(spec if isinstance(spec, dict) else ())
+        problems += [f"config.yaml: speculative-config lacks {key}" for key in sorted(lacking)]
+    return problems
 
 
 def options_from_yaml(text: str) -> dict[str, Any]:
@@ -71,7 +82,8 @@ def options_from_yaml(text: str) -> dict[str, Any]:
 
 def _comment(deployment: Deployment) -> str:
     lines = ["Written by Autotune.", *deployment.remarks()]
-    return "".join(f"# {line}\n" for line in lines)
+    # A remark may hold names from elsewhere: a line break in one must not start a command.
+    return "".join(f"# {' '.join(line.split())}\n" for line in lines)
 
 
 def _config_yaml(deployment: Deployment) -> str:

@@ -245,6 +245,22 @@ def violations(measurement: Measurement, limits: Limits) -> dict[str, float]:
     return found
 
 
+def worst_violation(
+    measurements: Sequence[Measurement], limits: Limits
+) -> tuple[str, float] | None:
+    """Return the limit with the largest violation, averaged over measurements, and that violation.
+
+    Returns:
+        None where there are no limits.
+    """
+    by_limit: dict[str, list[float]] = {}
+    for measurement in measurements:
+        for name, value in violations(measurement, limits).items():
+            by_limit.setdefault(name, []).append(value)
+    means = {name: float(np.mean(values)) for name, values in by_limit.items()}
+    return max(means.items(), key=lambda item: item[1], default=None)
+
+
 WORST_LATENCY_MS = 1e9
 """Stands for "never answered" in percentiles, because Optuna refuses infinite constraint values."""
 

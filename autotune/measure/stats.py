@@ -41,10 +41,13 @@ class Interval:
 
 def metric_interval(
     name: str, measurements: Sequence[Measurement], limits: Limits | None = None, seed: int = 0
-) -> Interval:
+) -> Interval | None:
     """Interval of one metric of one config, over all its measurements.
 
     The point is the mean of what the measurements show; the width comes from resampling.
+
+    Returns:
+        None where nothing defines the metric, such as a latency of requests that all failed.
     """
     arms = [samples_of(m, limits) for m in measurements]
     shown = float(np.mean([observed(name, m, limits) for m in measurements]))
@@ -52,8 +55,7 @@ def metric_interval(
     center = _mean_over_launches(name, arms, [np.arange(len(a)) for a in arms])
     draws = np.array([_resampled(name, arms, rng) for _ in range(NUM_RESAMPLES)])
     factor = shown / center if name in THROUGHPUTS and center else 1.0
-    low, high = _percentile_bounds(draws * factor)
-    return Interval(shown, low, high, sum(map(len, arms)), len(arms))
+    return _interval(shown, draws * factor, arms)
 
 
 def ratio_interval(
@@ -62,11 +64,14 @@ def ratio_interval(
     reference: Sequence[Measurement],
     limits: Limits | None = None,
     seed: int = 0,
-) -> Interval:
+) -> Interval | None:
     """Interval of treated / reference for one metric, paired by request.
 
     Both sides were measured with one schedule, so each resample draws the same prompts for both:
     what a prompt contributes to both sides cancels.
+
+    Returns:
+        None where there is no ratio, such as to a reference whose goodput is 0.
     """
     a, b = [samples_of(m, limits) for m in treated], [samples_of(m, limits) for m in reference]
     rng = np.random.default_rng(seed)
@@ -75,17 +80,17 @@ def ratio_interval(
         _mean_over_launches(name, b, [np.arange(len(s)) for s in b]),
     )
     draws = np.array([_resampled_ratio(name, a, b, rng) for _ in range(NUM_RESAMPLES)])
-    low, high = _percentile_bounds(draws)
-    return Interval(point, low, high, sum(map(len, a)) + sum(map(len, b)), len(a) + len(b))
+    return _interval(point, draws, [*a, *b])
 
 
-def _percentile_bounds(draws: FloatArray) -> tuple[float, float]:
+def _interval(point: float, draws: FloatArray, arms: Sequence[Samples]) -> Interval | None:
+    """Put the percentile bounds of the resamples around a point; None where it is not finite."""
     tail = (1 - CONFIDENCE) / 2 * 100
     finite = draws[np.isfinite(draws)]
-    if len(finite) == 0:
-        return float("nan"), float("nan")
+    if not np.isfinite(point) or len(finite) == 0:
+        return None
     low, high = np.percentile(finite, [tail, 100 - tail])
-    return float(low), float(high)
+    return Interval(point, float(low), float(high), sum(map(len, arms)), len(arms))
 
 
 def _mean_over_launches(

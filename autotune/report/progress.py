@@ -100,7 +100,7 @@ class ProgressListener:
         spent = result.timings_s
         return (
             f"{figure(interval, unit_of(goal.objective))}{mark}{accepted} "
-            f"({interval.num_requests} requests, launch {spent.get('launch', 0):.0f} s, "
+            f"({len(result.measurement.records)} requests, launch {spent.get('launch', 0):.0f} s, "
             f"traffic {spent.get('traffic', 0):.0f} s)"
         )
 

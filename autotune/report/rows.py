@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from autotune.measure.metrics import estimate, samples_of, violations
+from autotune.measure.metrics import estimate, samples_of, worst_violation
 from autotune.measure.records import Measurement
 from autotune.measure.stats import Interval, metric_interval, ratio_interval
 from autotune.search.decision import Decision, Goal
@@ -55,6 +55,7 @@ def config_rows(
     default_digest: str,
     decision: Decision | None,
     standing_knobs: Collection[str] = (),
+    named_knobs: Collection[str] = (),
 ) -> list[ConfigRow]:
     """Summarise a study by config, best objective first and failures last.
 
@@ -73,9 +74,11 @@ def config_rows(
             group,
             counted[digest],
             goal,
-            [] if digest == baseline_digest else _reference(counted, baseline_digest, digest),
+            []
+            if digest == baseline_digest
+            else _reference(by_digest, counted, baseline_digest, digest),
             tuple(role for role, known in named if known == digest),
-            standing_knobs,
+            lambda config: config.label(standing_knobs, named_knobs),
         )
         for digest, group in by_digest.items()
     ]
@@ -89,11 +92,19 @@ def _counted(group: Sequence[LaunchRecord]) -> list[LaunchRecord]:
 
 
 def _reference(
-    counted: Mapping[str, list[LaunchRecord]], baseline: str, digest: str
+    by_digest: Mapping[str, list[LaunchRecord]],
+    counted: Mapping[str, list[LaunchRecord]],
+    baseline: str,
+    digest: str,
 ) -> list[Measurement]:
     """Baseline launches of the same phase as the config's, so that like is compared with like."""
-    launches = counted.get(baseline, [])
-    return [m for launch in launches for m in launch.measurements] if digest in counted else []
+    phases = {launch.phase for launch in counted[digest]}
+    return [
+        m
+        for launch in by_digest.get(baseline, [])
+        if launch.phase in phases
+        for m in launch.measurements
+    ]
 
 
 def _row(
@@ -102,12 +113,12 @@ def _row(
     goal: Goal,
     reference: Sequence[Measurement],
     roles: tuple[str, ...],
-    standing_knobs: Collection[str],
+    label: Callable[[ServingConfig], str],
 ) -> ConfigRow:
     config: ServingConfig = group[0].config
     measurements = [m for launch in counted for m in launch.measurements]
     failures = [x.failure for x in group if x.failure is not None]
-    worst = _worst_limit(measurements, goal)
+    worst = worst_violation(measurements, goal.limits)
     ratio = (
         ratio_interval(goal.objective, measurements, reference, goal.limits)
         if measurements and reference
@@ -115,7 +126,7 @@ def _row(
     )
     return ConfigRow(
         trial_number=next((x.trial_number for x in group if x.trial_number is not None), None),
-        label=config.label(standing_knobs),
+        label=label(config),
         digest=config.digest,
         roles=roles,
         num_launches=len(counted),
@@ -133,18 +144,6 @@ def _row(
         failure=str(failures[-1]) if failures and not measurements else None,
         log_path=group[-1].log_path,
     )
-
-
-def _worst_limit(measurements: Sequence[Measurement], goal: Goal) -> tuple[str, float] | None:
-    by_limit: dict[str, list[float]] = {}
-    for measurement in measurements:
-        for name, value in violations(measurement, goal.limits).items():
-            by_limit.setdefault(name, []).append(value)
-    if not by_limit:
-        return None
-    means = {name: sum(values) / len(values) for name, values in by_limit.items()}
-    worst = max(means, key=lambda name: means[name])
-    return worst, means[worst]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

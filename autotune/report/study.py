@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from autotune.measure.stats import Interval
@@ -68,6 +68,7 @@ def load_study(store: Store, name: str | None) -> StudyView:
         anchors.get("default", ""),
         decision,
         record.environment.get("standing_knobs", ()),
+        record.environment.get("named_knobs", ()),
     )
     return StudyView(record, goal, launches, decision, tuple(rows))
 
@@ -81,22 +82,23 @@ def stored_goal(record: StudyRecord) -> Goal:
 
 
 def decision_from_dict(data: Mapping[str, Any]) -> Decision:
-    """Rebuild a decision that went through JSON."""
+    """Rebuild a decision that went through JSON; keys that other versions added are left out."""
     finalists = tuple(
         FinalistResult(
             **{
                 **row,
                 "roles": tuple(row["roles"]),
-                "objective": Interval(**row["objective"]),
-                "ratio_to_best": Interval(**row["ratio_to_best"]),
+                "objective": _interval(row["objective"]),
+                "ratio_to_best": _interval(row["ratio_to_best"]),
                 "ratio_to_baseline": _interval(row["ratio_to_baseline"]),
             }
         )
         for row in data["finalists"]
     )
+    known = {field.name for field in fields(Decision)}
     return Decision(
         **{
-            **data,
+            **{name: value for name, value in data.items() if name in known},
             "finalists": finalists,
             "gain_over_baseline": _interval(data["gain_over_baseline"]),
             "gain_over_default": _interval(data["gain_over_default"]),

@@ -37,6 +37,7 @@ def ratio(interval: Interval | None) -> str:
     return f"{interval.estimate:.2f} [{interval.low:.2f}, {interval.high:.2f}]x"
 
 
+MIN_REMARK_COLUMNS = 14
 WIDE_COLUMNS = 112
 """Narrower terminals get the table without its secondary columns."""
 
@@ -63,14 +64,14 @@ def study_table(
         padding=(0, 1),
     )
     is_wide = width >= WIDE_COLUMNS
-    table.add_column("config", overflow="fold")
+    table.add_column("config", no_wrap=is_wide)
     table.add_column(f"{mark}{unit_of(objective)}", justify="right", no_wrap=True)
     table.add_column("against K=0", justify="right", no_wrap=True)
-    table.add_column("tok/step", justify="right", no_wrap=True)
     if is_wide:
+        table.add_column("tok/step", justify="right", no_wrap=True)
         table.add_column("TTFT p95 ms", justify="right", no_wrap=True)
     table.add_column("n", justify="right", no_wrap=True)
-    table.add_column("remarks", overflow="fold")
+    table.add_column("remarks", min_width=MIN_REMARK_COLUMNS)
     for row in rows:
         table.add_row(*_cells(row, is_wide), style="bold" if "winner" in row.roles else None)
     return table
@@ -78,13 +79,13 @@ def study_table(
 
 def _cells(row: ConfigRow, is_wide: bool) -> list[Text]:
     ttft = f"{row.ttft_p95_ms:.0f}" if row.ttft_p95_ms is not None else "–"
+    accepted = f"{row.acceptance_length:.2f}" if row.acceptance_length is not None else "–"
     cells = [
         row.label,
         figure(row.objective),
         ratio(row.ratio_to_baseline),
-        f"{row.acceptance_length:.2f}" if row.acceptance_length is not None else "–",
-        *([ttft] if is_wide else []),
-        f"{row.num_launches}" + (f"+{row.num_failed} failed" if row.num_failed else ""),
+        *([accepted, ttft] if is_wide else []),
+        str(row.num_launches),
         _remarks(row),
     ]
     return [Text(cell) for cell in cells]
@@ -93,10 +94,12 @@ def _cells(row: ConfigRow, is_wide: bool) -> list[Text]:
 def _remarks(row: ConfigRow) -> str:
     parts = [role.upper() if role == "winner" else role for role in reversed(row.roles)]
     if row.failure is not None:
-        parts.append(row.failure[:160])
-    elif row.is_feasible is False:
+        parts.append(f"{row.num_failed} failed: {row.failure[:160]}")
+    elif row.num_failed:
+        parts.append(f"{row.num_failed} more failed")
+    if row.is_feasible is False:
         parts.append(f"breaks {row.worst_limit} by {row.worst_violation:.0%}")
-    elif not row.is_confirmed:
+    elif row.objective is not None and not row.is_confirmed:
         parts.append("not confirmed")
     return "; ".join(parts)
 

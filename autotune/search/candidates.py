@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.errors import InputError
-from autotune.search.space import SearchSpace
+from autotune.search.space import KNOBS, SearchSpace
 from autotune.serving.capabilities import Capabilities, Fixed
 from autotune.serving.config import ServingConfig
 from autotune.serving.models import DrafterInfo
@@ -74,6 +74,11 @@ class Candidates:
     def standing_knobs(self) -> tuple[str, ...]:
         """Knobs that have one value in all candidates, and so need no mention."""
         return tuple(d.name for d in self.dimensions if len(d.values) == 1)
+
+    @property
+    def named_knobs(self) -> tuple[str, ...]:
+        """What else sets candidates apart: the drafter, and options that are searched."""
+        return tuple(d.name for d in self.dimensions if d.name not in KNOBS and len(d.values) > 1)
 
     def by_digest(self) -> dict[str, Candidate]:
         return {candidate.config.digest: candidate for candidate in self.items}
@@ -258,9 +263,9 @@ def _anchors(
     heads: Mapping[str, DrafterInfo],
 ) -> tuple[Candidate, Candidate, Candidate]:
     """Pick the three configs that every study measures first."""
-    plain = {d.name: d.values[0] for d in dimensions}
-    depths = [k for k in dimensions[0].values if k > 0]
+    plain = {d.name: _plain_value(d) for d in dimensions}
     items = list(found.values())
+    depths = sorted({c.config.num_speculative_tokens for c in items} - {0})
 
     def at(k: int) -> Candidate:
         wanted = {**plain, "num_speculative_tokens": k}
@@ -273,6 +278,15 @@ def _anchors(
     trained = [head.trained_depth for head in heads.values() if head.trained_depth]
     usual = trained[0] if trained else DEFAULT_NUM_SPECULATIVE_TOKENS
     return baseline, at(_closest(depths, usual)), at(_closest(depths, 3))
+
+
+_PLAIN = {"tree_width": 1, "weights": "as_is", "kv_cache_dtype": "auto"}
+
+
+def _plain_value(dimension: Dimension) -> Any:
+    """Return a knob's value before anybody tunes it: its default, failing that the first one."""
+    plain = _PLAIN.get(dimension.name)
+    return plain if plain in dimension.values else dimension.values[0]
 
 
 def _closest(values: list[int], wanted: int) -> int:

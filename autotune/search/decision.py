@@ -6,17 +6,19 @@ best, so its value is too good on average (the winner's curse); fresh launches h
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from autotune.measure.metrics import Limits, violations
+from autotune.measure.metrics import Limits, worst_violation
 from autotune.measure.records import Measurement
 from autotune.measure.stats import CONFIDENCE, Interval, metric_interval, ratio_interval
 from autotune.serving.config import ServingConfig
 
+BASELINE_ROLE = "no speculation"
+DEFAULT_ROLE = "default"
 MIN_LAUNCHES = 2
 NEAR_LIMIT_RATIO = 0.05
 
@@ -40,6 +42,8 @@ class Finalist:
     """Such as ``no speculation`` and ``default``."""
     measurements: tuple[Measurement, ...]
     label: str
+    num_failed: int = 0
+    """Confirmation launches that failed for good; a config that fails once in a while cannot win."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +55,9 @@ class FinalistResult:
     label: str
     roles: tuple[str, ...]
     num_launches: int
-    objective: Interval
-    ratio_to_best: Interval
-    """Of the objective, to the best finalist; 1 for the best itself."""
+    objective: Interval | None
+    ratio_to_best: Interval | None
+    """Of the objective, to the best finalist; 1 for the best itself. None: there is no ratio."""
     ratio_to_baseline: Interval | None
     is_feasible: bool
     worst_limit: str | None
@@ -82,7 +86,6 @@ class Decision:
     warnings: tuple[str, ...] = ()
     is_simulated: bool = False
     schedule_digest: str = ""
-    evidence: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -110,17 +113,17 @@ def decide(
         The decision; None when no finalist is feasible or was launched at least twice.
     """
     usable = [f for f in finalists if len(f.measurements) >= MIN_LAUNCHES]
-    feasible = [f for f in usable if _worst_violation(f, goal)[1] <= 0]
+    feasible = [f for f in usable if _is_feasible(f, goal)]
     if not feasible:
         return None
     best = _best(feasible, goal)
-    baseline = next((f for f in usable if not f.config.is_speculative), None)
+    baseline = next((f for f in usable if BASELINE_ROLE in f.roles), None)
     results = tuple(_result(f, best, baseline, goal) for f in usable)
     tied = [
         f for f, r in zip(usable, results, strict=True) if r.is_feasible and r.is_tied_with_best
     ]
     winner = min(tied, key=lambda f: f.config.simplicity)
-    default = next((f for f in usable if "default" in f.roles), None)
+    default = next((f for f in usable if DEFAULT_ROLE in f.roles), None)
     return Decision(
         winner=winner.config.digest,
         winner_label=winner.label,
@@ -138,23 +141,27 @@ def decide(
     )
 
 
+def _is_feasible(finalist: Finalist, goal: Goal) -> bool:
+    worst = worst_violation(finalist.measurements, goal.limits)
+    return finalist.num_failed == 0 and (worst is None or worst[1] <= 0)
+
+
 def _best(finalists: Sequence[Finalist], goal: Goal) -> Finalist:
-    """The finalist whose paired ratio to the first one is best."""
-    reference = finalists[0]
+    """The finalist with the best objective over its launches, failing that the first."""
 
-    def ratio(finalist: Finalist) -> float:
-        return ratio_interval(
-            goal.objective, finalist.measurements, reference.measurements, goal.limits
-        ).estimate
+    def value(finalist: Finalist) -> float:
+        interval = metric_interval(goal.objective, finalist.measurements, goal.limits)
+        worst = float("-inf") if goal.is_maximized else float("inf")
+        return interval.estimate if interval is not None else worst
 
-    return max(finalists, key=ratio) if goal.is_maximized else min(finalists, key=ratio)
+    return max(finalists, key=value) if goal.is_maximized else min(finalists, key=value)
 
 
 def _result(
     finalist: Finalist, best: Finalist, baseline: Finalist | None, goal: Goal
 ) -> FinalistResult:
     to_best = ratio_interval(goal.objective, finalist.measurements, best.measurements, goal.limits)
-    worst_limit, worst = _worst_violation(finalist, goal)
+    worst = worst_violation(finalist.measurements, goal.limits)
     lengths = [m.counters.acceptance_length for m in finalist.measurements]
     known = [length for length in lengths if length is not None]
     return FinalistResult(
@@ -166,15 +173,17 @@ def _result(
         objective=metric_interval(goal.objective, finalist.measurements, goal.limits),
         ratio_to_best=to_best,
         ratio_to_baseline=_gain(finalist, baseline, goal),
-        is_feasible=worst <= 0,
-        worst_limit=worst_limit,
-        worst_violation=worst if worst_limit else None,
+        is_feasible=_is_feasible(finalist, goal),
+        worst_limit=worst[0] if worst is not None else None,
+        worst_violation=worst[1] if worst is not None else None,
         is_tied_with_best=finalist is best or _is_tied(to_best, goal),
         acceptance_length=float(np.mean(known)) if known else None,
     )
 
 
-def _is_tied(ratio_to_best: Interval, goal: Goal) -> bool:
+def _is_tied(ratio_to_best: Interval | None, goal: Goal) -> bool:
+    if ratio_to_best is None:
+        return False  # one of the two never did what is counted
     if goal.is_maximized:
         is_worse, by = ratio_to_best.high < 1, 1 - ratio_to_best.estimate
     else:
@@ -188,19 +197,6 @@ def _gain(finalist: Finalist, reference: Finalist | None, goal: Goal) -> Interva
     return ratio_interval(
         goal.objective, finalist.measurements, reference.measurements, goal.limits
     )
-
-
-def _worst_violation(finalist: Finalist, goal: Goal) -> tuple[str | None, float]:
-    """Return the limit with the largest violation, averaged over launches."""
-    by_limit: dict[str, list[float]] = {}
-    for measurement in finalist.measurements:
-        for name, value in violations(measurement, goal.limits).items():
-            by_limit.setdefault(name, []).append(value)
-    means = {name: float(np.mean(values)) for name, values in by_limit.items()}
-    if not means:
-        return None, 0.0
-    worst = max(means, key=lambda name: means[name])
-    return worst, means[worst]
 
 
 def _reason(winner: Finalist, best: Finalist, tied: Sequence[Finalist], goal: Goal) -> str:
@@ -226,7 +222,7 @@ def _warnings(winner: Finalist, goal: Goal, trained_depth: int | None) -> list[s
         )
     if config.weights != "as_is" or config.kv_cache_dtype != "auto":
         warnings.append("FP8 changes what the model says; check the quality of its answers")
-    limit, worst = _worst_violation(winner, goal)
-    if limit is not None and -NEAR_LIMIT_RATIO < worst <= 0:
-        warnings.append(f"{limit} is only {-worst:.1%} below its limit")
+    worst = worst_violation(winner.measurements, goal.limits)
+    if worst is not None and -NEAR_LIMIT_RATIO < worst[1] <= 0:
+        warnings.append(f"{worst[0]} is only {-worst[1]:.1%} below its limit")
     return warnings

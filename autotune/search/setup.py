@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from autotune.traffic.schedule import Schedule, build_schedule
 from autotune.traffic.tokens import longest_request
 
 DEFAULT_TRIALS = 20
+_STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+"""Also names a folder and stands in comments of shell scripts."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class SearchSetup:
 
     def label(self, config: ServingConfig) -> str:
         """Name a config by what sets it apart from the other candidates."""
-        return config.label(self.candidates.standing_knobs)
+        return config.label(self.candidates.standing_knobs, self.candidates.named_knobs)
 
     @property
     def trained_depth(self) -> int | None:
@@ -127,6 +130,13 @@ def prepare(
         InputError: something the user gave cannot be used.
         PrerequisiteError: something has to be installed or downloaded first.
     """
+    if settings.study is not None and not _STUDY_NAME.fullmatch(settings.study):
+        raise invalid(
+            "a study's name must be letters, digits, dots, dashes and underscores, at most 64, "
+            "and begin with a letter or digit",
+            where="--study",
+            got=settings.study,
+        )
     info = engine.describe()
     target, heads = engine.inspect(model, drafters, model_where or where, drafter_where or where)
     capable = capabilities(info, target, heads, beyond_trained_depth=space.beyond_trained_depth)
@@ -198,6 +208,7 @@ def _environment(
 ) -> dict[str, Any]:
     return {
         "standing_knobs": list(candidates.standing_knobs),
+        "named_knobs": list(candidates.named_knobs),
         "anchors": {
             "baseline": candidates.baseline.config.digest,
             "default": candidates.default.config.digest,

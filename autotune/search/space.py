@@ -88,10 +88,16 @@ class SearchSpace(StrictModel):
     @field_validator("parameters")
     @classmethod
     def _known_parameters(cls, parameters: dict[str, Values]) -> dict[str, Values]:
-        for name, values in parameters.items():
-            _check_name(name)
+        named: dict[str, Values] = {}
+        for written, values in parameters.items():
+            _check_name(written)
+            knob = written.replace("-", "_")
+            name = knob if knob in KNOBS else written
+            if name in named:
+                raise ValueError(f"{name!r} stands twice, once with dashes")
             _check_values(name, values.as_list())
-        return parameters
+            named[name] = values
+        return named
 
     @field_validator("fixed")
     @classmethod

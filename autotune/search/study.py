@@ -22,7 +22,7 @@ from autotune.measure.client import MeasurementStopped
 from autotune.measure.metrics import Limits, observed, summarize, violations
 from autotune.measure.records import Measurement, RequestRecord
 from autotune.search.candidates import Candidate
-from autotune.search.decision import Decision, Finalist, decide
+from autotune.search.decision import BASELINE_ROLE, DEFAULT_ROLE, Decision, Finalist, decide
 from autotune.search.definition import differences
 from autotune.search.ledger import optuna_storage, storage_errors
 from autotune.search.samplers import DIGEST_ATTR, create_sampler, distributions, tried_digests
@@ -35,8 +35,6 @@ from autotune.serving.failures import TrialFailure
 from autotune.store.records import LaunchRecord, LaunchState, Phase, StudyRecord
 from autotune.store.repository import Store
 
-BASELINE_ROLE = "no speculation"
-DEFAULT_ROLE = "default"
 MAX_ATTEMPTS = 2
 """Launches of one trial, the second one only after a failure that the config is not to blame for."""
 
@@ -191,6 +189,8 @@ class _Search:
     def _search(self) -> None:
         self.listener.on_phase(Phase.SEARCH, self.setup.max_trials)
         for candidate in self._anchors():
+            if not self._fits(1):
+                return
             if candidate.config.digest not in tried_digests(self.optuna_study):
                 # A session that was cut off here may have left this very trial waiting.
                 if not self.optuna_study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
@@ -350,12 +350,12 @@ class _Search:
         return True
 
     def _decide(self) -> Decision | None:
-        confirmed: dict[str, list[Measurement]] = {}
+        confirmed: dict[str, list[LaunchRecord]] = {}
         for launch in self._launches():
-            if launch.phase is Phase.CONFIRM and launch.state is LaunchState.MEASURED:
-                confirmed.setdefault(launch.config.digest, []).extend(launch.measurements)
+            if launch.phase is Phase.CONFIRM and launch.state in _FINISHED:
+                confirmed.setdefault(launch.config.digest, []).append(launch)
         finalists = [
-            Finalist(config, roles, tuple(confirmed[digest]), self.setup.label(config))
+            self._finalist(config, roles, confirmed[digest])
             for digest, (config, roles) in self._finalists().items()
             if digest in confirmed
         ]
@@ -366,6 +366,20 @@ class _Search:
             if stored != plain:
                 self.store.add_decision(self.study, decision.as_dict(), self.clock.now_s())
         return decision
+
+    def _finalist(
+        self, config: ServingConfig, roles: tuple[str, ...], launches: list[LaunchRecord]
+    ) -> Finalist:
+        measured = {x.repeat for x in launches if x.state is LaunchState.MEASURED}
+        # A launch that was repeated with success is not held against the config.
+        failed = {x.repeat for x in launches if x.state is LaunchState.FAILED} - measured
+        return Finalist(
+            config=config,
+            roles=roles,
+            measurements=tuple(m for x in launches for m in x.measurements),
+            label=self.setup.label(config),
+            num_failed=len(failed),
+        )
 
     # One launch
 
@@ -379,11 +393,9 @@ class _Search:
     ) -> TrialResult:
         """Launch once, or twice where the first failure was not the config's doing."""
         self.listener.on_launch(config, phase, roles)
-        for attempt in range(MAX_ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             result = self._launch_once(config, phase, repeat, trial_number)
             if result.failure is None or not result.failure.kind.is_worth_a_retry:
-                break
-            if attempt + 1 == MAX_ATTEMPTS:
                 break
         self.listener.on_result(config, phase, result)
         return result
@@ -482,8 +494,9 @@ def open_study(setup: SearchSetup, store: Store) -> StudyRecord:
     existing = store.find_study(name)
     if existing is not None and setup.settings.is_fresh:
         store.take_hold(existing)  # refuses to delete under a running search
-        store.delete_study(existing)
+        # Ours goes last: cut off in between, it is still there to say that both are to be deleted.
         _delete_optuna_study(setup)
+        store.delete_study(existing)
         existing = None
     if existing is None:
         _refuse_foreign_study(setup)

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import PurePath
 from typing import Any, Literal
 
 MAX_NUM_SPECULATIVE_TOKENS = 32
@@ -78,11 +79,12 @@ class ServingConfig:
             self.max_num_batched_tokens or 0,
         )
 
-    def label(self, hidden: Collection[str] = ()) -> str:
+    def label(self, hidden: Collection[str] = (), named: Collection[str] = ()) -> str:
         """Name the config in a few words: ``K=4 fp8-kv seqs=64``.
 
         Args:
             hidden: knobs to leave out, because they are the same for all configs at hand.
+            named: what to mention beside the knobs: ``drafter`` and options, where they differ.
         """
         parts = [f"K={self.num_speculative_tokens}"]
         if self.tree_width > 1:
@@ -95,6 +97,9 @@ class ServingConfig:
             parts.append(f"seqs={self.max_num_seqs}")
         if self.max_num_batched_tokens is not None and "max_num_batched_tokens" not in hidden:
             parts.append(f"tokens={self.max_num_batched_tokens}")
+        if self.drafter is not None and "drafter" in named:
+            parts.append(f"drafter={PurePath(self.drafter).name}")
+        parts += [f"{name}={value}" for name, value in self.flags if name in named]
         return " ".join(parts)
 
     def as_dict(self) -> dict[str, Any]:

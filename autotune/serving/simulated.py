@@ -26,19 +26,8 @@ from autotune.serving.simulated_options import parse_options
 from autotune.serving.simulation import Simulation
 from autotune.serving.step_sampler import StepSampler, named_rng, noise_factor
 from autotune.serving.virtual import added, pass_time, play
-from autotune.serving.worlds import DEFAULT_WORLD, Hardware, Head, Target, World
+from autotune.serving.worlds import DEFAULT_WORLD, World
 from autotune.traffic.schedule import Schedule, ScheduledRequest
-
-# With the parts of a world, for callers that make one of their own.
-__all__ = [
-    "Hardware",
-    "Head",
-    "SimulatedEngine",
-    "SimulatedServer",
-    "Target",
-    "World",
-    "true_objective",
-]
 
 LAUNCH_SIGMA = 0.01
 """Spread of a launch's speed around its mean (lognormal): clocks, memory layout, neighbours."""

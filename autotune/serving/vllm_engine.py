@@ -233,6 +233,12 @@ class VllmServer(Server):
                     else FailureKind.LAUNCH_ERROR
                 )
                 raise self._failure(kind, f"{name} = {value} was asked for, the server runs {got}")
+        dtype = resolved.get("cache_dtype")
+        if config.kv_cache_dtype != "auto" and not str(dtype).startswith(config.kv_cache_dtype):
+            detail = (
+                f"kv_cache_dtype = {config.kv_cache_dtype} was asked for, the server runs {dtype}"
+            )
+            raise self._failure(FailureKind.LAUNCH_ERROR, detail)
 
     def warm_up(self, schedule: Schedule, should_stop: ShouldStop | None = None) -> None:
         drive = self._drive(schedule, schedule.warmup, None, should_stop)

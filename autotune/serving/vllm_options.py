@@ -50,11 +50,15 @@ def vllm_options(config: ServingConfig, needs: Needs, device: Device) -> VllmOpt
     if config.is_speculative:
         options["speculative-config"] = _speculative_config(config)
     derived = _derived_options(config, needs, device)
-    return {
-        **options,
-        **derived,
-        **{name: value for name, value in config.flags if value is not None},
-    }
+    flags = dict(_positive(name, value) for name, value in config.flags if value is not None)
+    return {**options, **derived, **flags}
+
+
+def _positive(name: str, value: Flag) -> tuple[str, Flag]:
+    """Write `no-x: false` as `x: true`: vLLM's config file drops a false it has no `--no-` form of."""
+    if name.startswith("no-") and isinstance(value, bool):
+        return negated(name), not value
+    return name, value
 
 
 def to_argv(options: Mapping[str, Any], *, has_positional_model: bool = False) -> list[str]:

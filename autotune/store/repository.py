@@ -322,7 +322,10 @@ def _is_alive(holder: Mapping[str, Any]) -> bool:
     if holder["pid"] == os.getpid():
         return False
     try:
-        started = psutil.Process(holder["pid"]).create_time()
+        process = psutil.Process(holder["pid"])
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False  # ended, and only not yet reaped by whoever started it
+        started = process.create_time()
     except psutil.NoSuchProcess:
         return False
     return bool(abs(started - holder["started_at_s"]) < 2.0)

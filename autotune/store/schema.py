@@ -33,6 +33,8 @@ def storage_url(storage: str) -> str:
         InputError: it is neither, or a database that is not supported.
     """
     if "://" not in storage:
+        if "?" in storage:
+            raise invalid("a database's path must not contain '?'", where="--storage", got=storage)
         return f"sqlite:///{user_path(storage, '--storage').absolute()}"
     try:
         url = make_url(storage)

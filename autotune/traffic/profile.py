@@ -158,7 +158,7 @@ class TrafficProfile(StrictModel):
     """A whole `traffic.yaml`."""
 
     version: Literal[1]
-    name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
     model: str | None = None
     drafter: str | tuple[str, ...] | None = None
     seed: int = Field(default=0, ge=0, le=2**32 - 1)

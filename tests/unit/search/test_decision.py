@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -57,6 +58,17 @@ def decided(finalists: Sequence[Finalist], of_goal: Goal, **kwargs: Any) -> Deci
 
 
 # --- who wins ---
+
+
+def test_a_config_that_fails_once_in_a_while_cannot_win() -> None:
+    plain, fast = steady(0, 100, roles=("no speculation",)), steady(4, 200)
+    flaky = dataclasses.replace(fast, num_failed=1)
+
+    assert decided([plain, fast], goal()).winner == fast.config.digest
+    decision = decided([plain, flaky], goal())
+
+    assert decision.winner == plain.config.digest
+    assert not decision.of(flaky.config.digest).is_feasible
 
 
 def test_a_clear_winner() -> None:
