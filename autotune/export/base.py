@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
@@ -213,6 +214,8 @@ def _move_in(names: list[str], scratch: Path, out: Path) -> None:
     moved: list[str] = []
     try:
         for name in names:
+            if (out / name).is_dir():
+                raise IsADirectoryError(errno.EISDIR, f"{name} is a folder", str(out / name))
             if (out / name).exists():
                 (out / name).rename(before / name)
             moved.append(name)

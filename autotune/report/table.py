@@ -64,14 +64,14 @@ def study_table(
         padding=(0, 1),
     )
     is_wide = width >= WIDE_COLUMNS
-    table.add_column("config", no_wrap=is_wide)
+    table.add_column("config", no_wrap=is_wide, overflow="fold")
     table.add_column(f"{mark}{unit_of(objective)}", justify="right", no_wrap=True)
     table.add_column("against K=0", justify="right", no_wrap=True)
     if is_wide:
         table.add_column("tok/step", justify="right", no_wrap=True)
         table.add_column("TTFT p95 ms", justify="right", no_wrap=True)
     table.add_column("n", justify="right", no_wrap=True)
-    table.add_column("remarks", min_width=MIN_REMARK_COLUMNS)
+    table.add_column("remarks", min_width=MIN_REMARK_COLUMNS, overflow="fold")
     for row in rows:
         table.add_row(*_cells(row, is_wide), style="bold" if "winner" in row.roles else None)
     return table

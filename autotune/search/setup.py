@@ -16,7 +16,11 @@ from autotune.search.candidates import Candidates, enumerate_candidates
 from autotune.search.decision import Goal
 from autotune.search.definition import study_definition
 from autotune.search.space import SearchSpace
-from autotune.serving.capabilities import EngineInfo, capabilities
+from autotune.serving.capabilities import (
+    FP8_ARITHMETIC_CAPABILITY,
+    EngineInfo,
+    capabilities,
+)
 from autotune.serving.config import ServingConfig
 from autotune.serving.engine import Engine
 from autotune.serving.models import DrafterInfo, ModelInfo
@@ -230,6 +234,8 @@ def _notes(profile: TrafficProfile, info: EngineInfo, heads: Sequence[DrafterInf
         notes.append(
             "load.max_concurrency is not given, so token budgets cannot be checked before launch"
         )
+    if info.compute_capability and info.compute_capability < FP8_ARITHMETIC_CAPABILITY:
+        notes.append("FP8 weights save memory here but no time: this GPU has no FP8 arithmetic")
     if info.engine == "replay":
         notes.append("replayed: every figure comes from a recording, nothing is launched")
     if info.is_simulated:

@@ -173,7 +173,7 @@ class _Search:
         self.store.abandon_running(self.study)
         finished: dict[int, LaunchRecord] = {
             launch.trial_number: launch
-            for launch in self._launches()
+            for launch in self._launches(with_measurements=True)
             if launch.trial_number is not None and launch.state in _FINISHED
         }
         for frozen in self.optuna_study.get_trials(states=(TrialState.RUNNING,)):
@@ -292,7 +292,7 @@ class _Search:
         goal = self.setup.goal
         found = [
             x
-            for x in self._launches()
+            for x in self._launches(with_measurements=True)
             if x.phase is Phase.SEARCH
             and x.state is LaunchState.MEASURED
             and all(v <= 0 for v in violations(x.measurements[0], goal.limits).values())
@@ -351,7 +351,7 @@ class _Search:
 
     def _decide(self) -> Decision | None:
         confirmed: dict[str, list[LaunchRecord]] = {}
-        for launch in self._launches():
+        for launch in self._launches(with_measurements=True):
             if launch.phase is Phase.CONFIRM and launch.state in _FINISHED:
                 confirmed.setdefault(launch.config.digest, []).append(launch)
         finalists = [
@@ -451,12 +451,13 @@ class _Search:
         self.store.add_timings(self.study, {**timings_s, "total": now_s - self.kept_until_s})
         self.kept_until_s = now_s
 
-    def _launches(self) -> list[LaunchRecord]:
-        return self.store.launches(self.study)
+    def _launches(self, *, with_measurements: bool = False) -> list[LaunchRecord]:
+        return self.store.launches(self.study, with_measurements=with_measurements)
 
     def _nothing_feasible(self) -> str:
         """Explain a study without any feasible trial, with the nearest miss."""
-        launches = [x for x in self._launches() if x.phase is Phase.SEARCH]
+        everything = self._launches(with_measurements=True)
+        launches = [x for x in everything if x.phase is Phase.SEARCH]
         failed = [x.failure for x in launches if x.failure is not None]
         lines = [f"study {self.study.name!r}: none of {len(launches)} launches is feasible."]
         if failed:

@@ -21,6 +21,8 @@ from typing import Any, Literal
 from autotune.serving.models import DrafterInfo, ModelInfo
 
 FIRST_VERSION_WITHOUT_TREES = (0, 21)
+FP8_WEIGHTS_CAPABILITY = (7, 5)
+FP8_ARITHMETIC_CAPABILITY = (8, 9)
 TRAINED_DEPTH_SLACK = 2
 """How far past the trained depth K is searched without being asked: acceptance falls off there."""
 
@@ -138,7 +140,7 @@ def _weights(engine: EngineInfo, target: ModelInfo | None) -> str | None:
         return f"the checkpoint is already quantised ({target.quantization})"
     if engine.device == "cpu":
         return "vLLM's CPU backend cannot make FP8 weights at load (it fails while loading)"
-    if engine.compute_capability and engine.compute_capability < (7, 5):
+    if engine.compute_capability and engine.compute_capability < FP8_WEIGHTS_CAPABILITY:
         return f"FP8 weights need compute capability 7.5, this GPU has {_dotted(engine)}"
     return None
 
@@ -151,7 +153,7 @@ def _kv_cache_dtype(engine: EngineInfo, target: ModelInfo | None) -> str | None:
             return (
                 f"an FP8 KV cache on CPU needs a head size divisible by 32, not {target.head_dim}"
             )
-    if engine.compute_capability and engine.compute_capability < (8, 9):
+    if engine.compute_capability and engine.compute_capability < FP8_ARITHMETIC_CAPABILITY:
         return f"an FP8 KV cache needs compute capability 8.9, this GPU has {_dotted(engine)}"
     return None
 

@@ -221,8 +221,16 @@ class Store:
             )
             return int(done.rowcount)  # type: ignore[attr-defined]  # a CursorResult for UPDATE
 
-    def launches(self, study: StudyRecord) -> list[LaunchRecord]:
-        """Return all launches of a study in the order they began."""
+    def launches(
+        self, study: StudyRecord, *, with_measurements: bool = True
+    ) -> list[LaunchRecord]:
+        """Return all launches of a study in the order they began.
+
+        Args:
+            study: whose launches.
+            with_measurements: read the raw measurements as well, which is most of the database;
+                without them a launch tells its config, state and times.
+        """
         with self._session() as session:
             rows = session.scalars(
                 select(LaunchRow)
@@ -230,6 +238,8 @@ class Store:
                 .order_by(LaunchRow.launch_id)
             ).all()
             measured: dict[int, list[Measurement]] = {}
+            if not with_measurements:
+                return [_launch(row, ()) for row in rows]
             wanted = select(MeasurementRow).where(
                 MeasurementRow.launch_id.in_([row.launch_id for row in rows])
             )

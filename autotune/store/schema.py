@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -194,18 +195,29 @@ def _migrate(engine: Engine, storage: str) -> None:
     if engine.dialect.name == "sqlite":
         # Readers (a dashboard) and the one writer then work side by side. It is a property of the
         # file, cannot be set inside a transaction, and is set only once the file is known to be ours.
-        raw = engine.raw_connection()
-        try:
-            raw.cursor().execute("PRAGMA journal_mode=WAL")
-        except sqlite3.Error as err:
-            raise _explain_text(str(err), storage) from err
-        finally:
-            raw.close()
+        _write_ahead(engine, storage)
     with writer.begin() as connection:
         if not _check(connection, storage):  # another process may have been quicker
             config = _alembic()
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+
+
+def _write_ahead(engine: Engine, storage: str) -> None:
+    """Turn write-ahead logging on; SQLite does not wait for a lock here, so this does."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    raw = engine.raw_connection()
+    try:
+        while True:
+            try:
+                raw.cursor().execute("PRAGMA journal_mode=WAL")
+                return
+            except sqlite3.OperationalError as err:
+                if "locked" not in str(err) or time.monotonic() > deadline:
+                    raise _explain_text(str(err), storage) from err
+                time.sleep(0.05)
+    finally:
+        raw.close()
 
 
 def _alembic() -> Config:

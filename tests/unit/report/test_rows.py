@@ -295,6 +295,7 @@ def test_configs_that_differ_are_named_differently(
     rows = rows_of(
         [launch(1, config(4, **one), at_tps(100)), launch(2, config(4, **other), at_tps(90))],
         standing_knobs=("weights", "kv_cache_dtype", "max_num_seqs", "max_num_batched_tokens"),
+        named_knobs=("drafter", "block-size"),
     )
 
     assert len({row.label for row in rows}) == 2
