@@ -24,11 +24,6 @@ class StudyView:
     decision: Decision | None
     rows: tuple[ConfigRow, ...]
 
-    def launch_of_trial(self, number: int) -> LaunchRecord | None:
-        """Return the last launch of one of Optuna's trials."""
-        of_trial = [x for x in self.launches if x.trial_number == number]
-        return of_trial[-1] if of_trial else None
-
     def as_dict(self) -> dict[str, Any]:
         """Return the study as plain data, for scripts."""
         return {
@@ -44,9 +39,6 @@ class StudyView:
             "configs": [row.as_dict() for row in self.rows],
             "decision": self.decision.as_dict() if self.decision is not None else None,
         }
-
-    def launches_of(self, digest: str) -> list[LaunchRecord]:
-        return [x for x in self.launches if x.config.digest == digest]
 
 
 def load_study(store: Store, name: str | None) -> StudyView:

@@ -356,10 +356,3 @@ def _resolved(info: Mapping[str, Any]) -> dict[str, Any]:
         "enable_prefix_caching": cache.get("enable_prefix_caching"),
         "enforce_eager": model.get("enforce_eager"),
     }
-
-
-def default_cache_dir() -> Path:
-    """Where compile caches and converted models are kept; `AUTOTUNE_CACHE_DIR` overrides it."""
-    from autotune.demo.target import demo_cache_dir
-
-    return demo_cache_dir()
