@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 
 import click
 
 import autotune
+from autotune.cli.lazy import LazyGroup
 
 COMMANDS = {
     "search": "Search serving configs for your traffic, and recommend one.",
+    "profile": "Make, look at and check traffic profiles.",
     "demo": "Run the embedded example: a small real model on this machine.",
+    "noise": "Launch one config again and again: how far do equal things differ here?",
     "show": "Show a study: every config tried, and the decision.",
     "export": "Write the recommended config as files that deploy it.",
     "dashboard": "Browse studies in optuna-dashboard, read-only.",
@@ -19,36 +21,14 @@ COMMANDS = {
 }
 
 
-class LazyGroup(click.Group):
-    """Imports a command's module only when that command is called, so that help is quick."""
+class AutotuneGroup(LazyGroup):
+    """The top level."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        module = importlib.import_module(f"autotune.cli.{cmd_name}")
-        command: click.Command = module.command
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands from `COMMANDS`, without importing any of them."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        from autotune.errors import suggestion
-
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            hint = suggestion(args[0], COMMANDS)
-            raise click.UsageError(f"no such command {args[0]!r}. {hint}", ctx)
-        return super().resolve_command(ctx, args)
+    lazy_commands = COMMANDS
+    module_prefix = "autotune.cli."
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=AutotuneGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(autotune.__version__, prog_name="autotune")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_context

@@ -15,6 +15,7 @@ import pytest
 
 import autotune.cli
 from autotune.cli.main import COMMANDS
+from autotune.cli.profile import COMMANDS as PROFILE_COMMANDS
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -66,7 +67,21 @@ def test_every_option_says_what_it_does(name: str) -> None:
 
 def test_every_module_is_a_command_or_shared_by_commands() -> None:
     modules = {path.stem for path in Path(autotune.cli.__file__).parent.glob("*.py")}
-    assert modules - {"__init__", "main", "options", "running"} == set(COMMANDS)
+    of_profile = {f"profile_{name}" for name in PROFILE_COMMANDS}
+    shared = {"__init__", "lazy", "main", "options", "running"}
+    assert modules - shared == set(COMMANDS) | of_profile
+
+
+@pytest.mark.parametrize("name", PROFILE_COMMANDS)
+def test_commands_of_the_profile_group_are_found_and_explained(name: str, process: Run) -> None:
+    shown = process("profile", name, "--help")
+
+    assert shown.returncode == 0
+    assert shown.stdout.startswith(f"Usage: autotune profile {name} ")
+    found = command(f"profile_{name}")
+    assert (found.help or "").split()[:2] == PROFILE_COMMANDS[name].split()[:2]
+    options = [p for p in found.params if isinstance(p, click.Option)]
+    assert [option.name for option in options if not option.help] == []
 
 
 def test_help_is_quick() -> None:
