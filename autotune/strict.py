@@ -25,6 +25,9 @@ class StrictModel(BaseModel):
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
+_TAG_KEYS = ("kind", "dist")
+"""Keys that say which model of a union is meant."""
+
 
 class _StrictLoader(yaml.SafeLoader):
     """SafeLoader that refuses repeated keys, aliases and absurd nesting.
@@ -149,7 +152,8 @@ def _describe(model: type[BaseModel], detail: ErrorDetails, where: object) -> st
     if detail["type"] == "missing":
         return str(invalid("the key is required", where=where, key_path=key_path))
     if detail["type"] == "union_tag_not_found":
-        return str(invalid("the key `kind` is required", where=where, key_path=key_path))
+        tag_key = detail["ctx"]["discriminator"].strip("'")
+        return str(invalid(f"the key `{tag_key}` is required", where=where, key_path=key_path))
     message = detail["msg"].removeprefix("Value error, ")
     message = (message[0].lower() + message[1:]).replace("input should be", "must be")
     got = None if detail["type"] == "value_error" else detail["input"]
@@ -216,8 +220,8 @@ def _models_in(annotation: Any) -> list[Any]:
 
 
 def _has_tag(model: Any, tag: str) -> bool:
-    kind = model.model_fields.get("kind")
-    return kind is not None and tag in get_args(kind.annotation)
+    fields = [model.model_fields[key] for key in _TAG_KEYS if key in model.model_fields]
+    return any(tag in get_args(field.annotation) for field in fields)
 
 
 def _first_line(err: BaseException) -> str:

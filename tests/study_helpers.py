@@ -195,7 +195,7 @@ def make_profile(folder: Path, **changes: Any) -> TrafficProfile:
         "version": 1,
         "name": "study",
         "load": {"kind": "concurrency", "concurrency": 1},
-        "measure": {"min_requests": 8, "warmup_requests": 1},
+        "measure": {"min_requests": 8, "warmup": 1},
         "classes": [
             {
                 "prompts": {"file": "prompts.jsonl"},
@@ -205,7 +205,7 @@ def make_profile(folder: Path, **changes: Any) -> TrafficProfile:
         **changes,
     }
     profile = TrafficProfile.model_validate(traffic)
-    profile._folder = folder
+    profile._path = folder / "traffic.yaml"
     return profile
 
 

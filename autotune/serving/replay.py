@@ -4,6 +4,11 @@ A recording is a JSON-lines file, optionally gzipped. Its first line says what w
 further line is one measurement of one launch. On it a search can be tried time and again against
 what real hardware did, without the hardware. The engine's name is ``replay``; version and hardware
 are those of the recording.
+
+A measurement answers for the schedule that it was made with. So that a search can be tried with other
+seeds too, those of a plain closed loop (no think times, no conversations) also answer for others at
+their concurrency, if the recording knows any of the prompts. In every other kind of load the times
+are part of the load, so only the same schedule will do.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -34,7 +40,7 @@ from autotune.serving.engine import Engine, EngineSettings, LaunchContext, Launc
 from autotune.serving.failures import FailureKind, TrialFailed, TrialFailure
 from autotune.serving.models import DrafterInfo, ModelInfo
 from autotune.serving.virtual import added, pass_time, play
-from autotune.traffic.schedule import Schedule
+from autotune.traffic.schedule import Schedule, ScheduledRequest
 
 FORMAT = "autotune-recording"
 VERSION = 1
@@ -52,6 +58,44 @@ class RecordedMeasurement:
     """Number of the launch among those of its config; measurements of one launch share it."""
     launch_s: float
     measurement: Measurement
+
+
+@dataclass(frozen=True)
+class _Load:
+    """What kind of load some requests are, as far as a recording tells."""
+
+    concurrency: int | None
+    has_conversations: bool
+    has_think_times: bool
+
+    @classmethod
+    def of_schedule(cls, schedule: Schedule) -> Self:
+        return cls._of(schedule.concurrency, schedule.requests)
+
+    @classmethod
+    def of_measurement(cls, measurement: Measurement) -> Self:
+        return cls._of(measurement.concurrency, measurement.records)
+
+    @classmethod
+    def _of(
+        cls, concurrency: int | None, requests: Sequence[ScheduledRequest | RequestRecord]
+    ) -> Self:
+        return cls(
+            concurrency,
+            has_conversations=any(r.conversation_id is not None for r in requests),
+            has_think_times=any(r.think_s > 0 for r in requests),
+        )
+
+    @property
+    def is_plain_closed_loop(self) -> bool:
+        return self.concurrency is not None and not (
+            self.has_conversations or self.has_think_times
+        )
+
+    def __str__(self) -> str:
+        kind = "open loop" if self.concurrency is None else f"concurrency {self.concurrency}"
+        conversations = " of conversations" if self.has_conversations else ""
+        return f"{kind}{conversations}{' with think times' if self.has_think_times else ''}"
 
 
 @dataclass(frozen=True)
@@ -75,6 +119,11 @@ class Recording:
         for row in exact or rows:
             launches.setdefault((row.config.digest, row.launch), []).append(row)
         return list(launches.values())
+
+    @cached_property
+    def prompt_ids(self) -> frozenset[str]:
+        """All prompts that were sent while it was made."""
+        return frozenset(r.prompt_id for row in self.rows for r in row.measurement.records)
 
     def labels(self) -> list[str]:
         """Name the recorded configs, simplest first."""
@@ -295,7 +344,8 @@ def _row(line: Mapping[str, Any]) -> RecordedMeasurement:
 def _check_record(record: RequestRecord) -> None:
     if len(record.chunk_times_s) != len(record.chunk_tokens):
         raise ValueError(f"request {record.request_id} has more chunk times than tokens, or fewer")
-    numbers = (record.sent_s, record.finished_s, *record.chunk_times_s, *record.chunk_tokens)
+    times_s = (record.sent_s, record.finished_s, record.think_s, *record.chunk_times_s)
+    numbers = (*times_s, *record.chunk_tokens)
     if not all(isinstance(number, float | int) for number in numbers):
         raise ValueError(f"request {record.request_id} has a time or count that is no number")
 
@@ -376,7 +426,8 @@ class ReplayEngine(Engine):
     def launch(self, config: ServingConfig, context: LaunchContext) -> Server:
         launches = self.recording.launches_of(config)
         if not launches:
-            raise _not_recorded(config.label(), self.recording.labels())
+            missing = f"{config.label()} is not in the recording"
+            raise _not_recorded(missing, self.recording.labels())
         number = self._num_launches.get(config.digest, 0)
         self._num_launches[config.digest] = number + 1
         first = number % len(launches)
@@ -387,22 +438,34 @@ class ReplayEngine(Engine):
             detail = f"not healthy after {context.timeout_s:.0f} s"
             raise TrialFailed(TrialFailure(FailureKind.LAUNCH_TIMEOUT, detail))
         pass_time(self.clock, launch_s, context.should_stop, "launch")
-        return ReplayServer(in_turn, self.clock)
+        return ReplayServer(in_turn, self.recording.prompt_ids, self.clock)
 
 
 class ReplayServer(Server):
     """One recorded launch."""
 
-    def __init__(self, launches: list[list[RecordedMeasurement]], clock: Clock) -> None:
-        """Stand for the first of `launches`; the others help out where it lacks a concurrency."""
+    def __init__(
+        self,
+        launches: list[list[RecordedMeasurement]],
+        prompt_ids: frozenset[str],
+        clock: Clock,
+    ) -> None:
+        """Stand for the first of `launches`; the others help out where it lacks a load.
+
+        Args:
+            launches: of one config, each with at least one measurement.
+            prompt_ids: the prompts that the recording knows.
+            clock: passes the recorded time.
+        """
         recorded = launches[0][0]
         self.report = LaunchReport(
             launch_s=recorded.launch_s, resolved={"recorded_launch": recorded.launch}
         )
         self._launches = launches
+        self._prompt_ids = prompt_ids
         self._clock = clock
         self._is_open = True
-        self._num_measured: dict[int | None, int] = {}
+        self._num_measured: dict[str, int] = {}
         has_speculation = recorded.measurement.counters.has_speculation
         self._counters = ServerCounters(has_speculation=has_speculation)
 
@@ -418,8 +481,8 @@ class ReplayServer(Server):
         if not self._is_open:
             raise AutotuneError("the server is closed and cannot measure")
         choice = self._recorded(schedule)
-        number = self._num_measured.get(schedule.concurrency, 0)
-        self._num_measured[schedule.concurrency] = number + 1
+        number = self._num_measured.get(schedule.digest, 0)
+        self._num_measured[schedule.digest] = number + 1
         measurement = choice[number % len(choice)].measurement
         self._counters = added(self._counters, measurement.counters)
         play(measurement.records, measurement.duration_s, self._clock, on_record, should_stop)
@@ -432,23 +495,37 @@ class ReplayServer(Server):
         self._is_open = False
 
     def _recorded(self, schedule: Schedule) -> list[RecordedMeasurement]:
-        """Find what was recorded under the schedule's load, if possible of this very schedule."""
+        """Find what was recorded of the schedule, failing that of one that may stand for it."""
+        load = _Load.of_schedule(schedule)
         for launch in self._launches:
-            rows = [row for row in launch if row.concurrency == schedule.concurrency]
-            same = [row for row in rows if row.measurement.schedule_digest == schedule.digest]
-            if rows:
-                return same or rows
-        recorded = {row.concurrency for launch in self._launches for row in launch}
-        loads = [_load(concurrency) for concurrency in sorted(recorded, key=lambda c: c or 0)]
-        raise _not_recorded(_load(schedule.concurrency), loads)
+            same = [row for row in launch if row.measurement.schedule_digest == schedule.digest]
+            if same:
+                return same
+        is_known = any(r.prompt.prompt_id in self._prompt_ids for r in schedule.requests)
+        if load.is_plain_closed_loop and is_known:
+            for launch in self._launches:
+                alike = [row for row in launch if _Load.of_measurement(row.measurement) == load]
+                if alike:
+                    return alike
+        raise self._refusal(schedule, load)
 
-
-def _load(concurrency: int | None) -> str:
-    return "open loop" if concurrency is None else f"concurrency {concurrency}"
+    def _refusal(self, schedule: Schedule, load: _Load) -> TrialFailed:
+        """Say what is missing: the kind of load, or these very requests."""
+        digests: dict[_Load, dict[str, None]] = {}
+        for row in (row for launch in self._launches for row in launch):
+            of_load = digests.setdefault(_Load.of_measurement(row.measurement), {})
+            of_load[row.measurement.schedule_digest] = None
+        if load not in digests:
+            recorded = sorted(digests, key=lambda load: (load.concurrency or 0, str(load)))
+            return _not_recorded(f"{load} is not in the recording", map(str, recorded))
+        what = f"schedule {schedule.digest} ({load}) is not in the recording"
+        if load.is_plain_closed_loop:
+            what += ", nor is any of its prompts (what is held out must be recorded as well)"
+        return _not_recorded(what, (f"schedule {digest}" for digest in digests[load]))
 
 
 def _not_recorded(what: str, recorded: Iterable[str]) -> TrialFailed:
-    detail = f"{what} is not in the recording; recorded: {', '.join(recorded)}"
+    detail = f"{what}; recorded: {', '.join(recorded)}"
     return TrialFailed(TrialFailure(FailureKind.INVALID_CONFIG, detail))
 
 

@@ -42,8 +42,7 @@ class Simulation:
             sampler.config.num_speculative_tokens, is_parallel=sampler.config.parallel_drafting
         )
         self._timeout_s = schedule.request_timeout_s
-        self._seed = seed
-        self._arrivals = Arrivals(schedule, requests)
+        self._arrivals = Arrivals(schedule, requests, seed)
         self._waiting: deque[Flight] = deque()
         self._running: list[Flight] = []
         self._now_s = 0.0
@@ -85,11 +84,10 @@ class Simulation:
         )
 
     def _receive(self) -> None:
-        while (sent := self._arrivals.take(self._now_s)) is not None:
-            request, sent_s = sent
-            flight = Flight.of(request, sent_s, self._seed)
+        while (flight := self._arrivals.take(self._now_s)) is not None:
             if self._kv_tokens(flight) > self._limits.kv_tokens:
-                self._end(flight, sent_s, "HTTP 400: the request does not fit into the KV cache")
+                error = "HTTP 400: the request does not fit into the KV cache"
+                self._end(flight, flight.sent_s, error, "http_4xx")
             else:
                 self._waiting.append(flight)
 
@@ -196,13 +194,20 @@ class Simulation:
     def _has_ended(self, flight: Flight) -> bool:
         deadline_s = flight.sent_s + self._timeout_s
         if self._now_s > deadline_s:
-            self._end(flight, deadline_s, f"timeout after {self._timeout_s} s")
+            self._end(flight, deadline_s, f"timeout after {self._timeout_s} s", "timeout")
         elif flight.is_done:
             self._end(flight, self._now_s)
         else:
             return False
         return True
 
-    def _end(self, flight: Flight, at_s: float, error: str | None = None) -> None:
-        self.records.append(flight.record(at_s, error))
-        self._arrivals.answered(at_s)
+    def _end(
+        self,
+        flight: Flight,
+        at_s: float,
+        error: str | None = None,
+        error_kind: str | None = None,
+    ) -> None:
+        self.records.append(flight.record(at_s, error, error_kind))
+        for later in self._arrivals.ended(flight, at_s, is_failed=error is not None):
+            self.records.append(later.record(at_s, "the turn before it failed", "previous_turn"))

@@ -44,9 +44,13 @@ def config(k: int = 0, **knobs: Any) -> ServingConfig:
 
 
 def measurement(
-    duration_s: float = 2.0, concurrency: int | None = 1, k: int = 0, digest: str = "recorded"
+    duration_s: float = 2.0,
+    concurrency: int | None = 1,
+    k: int = 0,
+    digest: str = "recorded",
+    **of_request: Any,
 ) -> Measurement:
-    """Two requests, one after the other, of 10 tokens each."""
+    """Two requests, one after the other, of 10 tokens each; `of_request` goes into each record."""
     records = tuple(
         RequestRecord(
             request_id=number,
@@ -60,6 +64,7 @@ def measurement(
             num_prompt_tokens=5,
             num_completion_tokens=10,
             finish_reason="length",
+            **of_request,
         )
         for number in range(2)
     )
@@ -74,17 +79,24 @@ def measurement(
     return Measurement(digest, concurrency, 1_700_000_000.0, duration_s, records, counters)
 
 
-def schedule(concurrency: int | None = 1) -> Schedule:
+def schedule(
+    concurrency: int | None = 1,
+    *,
+    prompt_id: str = "prompt-0",
+    sampling_seed: int = 1,
+    **of_request: Any,
+) -> Schedule:
     request = ScheduledRequest(
         request_id=0,
         class_name="default",
-        prompt=Prompt("prompt-0", (("user", "hello"),)),
+        prompt=Prompt(prompt_id, (("user", f"hello {prompt_id}"),)),
         max_tokens=10,
         temperature=0.0,
         top_p=1.0,
         ignore_eos=False,
-        sampling_seed=1,
+        sampling_seed=sampling_seed,
         arrival_s=None if concurrency else 0.0,
+        **of_request,
     )
     return Schedule("chat", concurrency, (request,), (), 60.0, 60.0)
 
@@ -157,7 +169,7 @@ class TestReplay:
             tmp_path,
             (config(), 0, 30.0, measurement(2.0, concurrency=1)),
             (config(), 0, 30.0, measurement(4.0, concurrency=16)),
-            (config(), 0, 30.0, measurement(6.0, concurrency=None)),
+            (config(), 0, 30.0, measurement(6.0, None, digest=schedule(None).digest)),
         )
 
         with launch(engine, config()) as server:
@@ -272,16 +284,121 @@ class TestMatching:
         assert failure.kind is FailureKind.INVALID_CONFIG
         assert failure.detail == f"{asked.label()} is not in the recording; recorded: K=0, K=2"
 
-    def test_so_is_a_load_that_was_never_recorded(self, tmp_path: Path) -> None:
-        engine = engine_of(
-            tmp_path,
-            (config(), 0, 30.0, measurement(concurrency=1)),
-            (config(), 0, 30.0, measurement(concurrency=None)),
+
+class TestSchedules:
+    def test_another_seed_of_a_closed_loop_gets_what_was_recorded_at_its_concurrency(
+        self, tmp_path: Path
+    ) -> None:
+        recorded = measurement(digest=schedule().digest)
+        engine = engine_of(tmp_path, (config(), 0, 30.0, recorded))
+
+        with launch(engine, config()) as server:
+            assert server.measure(schedule(sampling_seed=2)) == recorded
+
+    def test_a_schedules_own_measurement_goes_before_that_of_another_in_any_launch(
+        self, tmp_path: Path
+    ) -> None:
+        own = measurement(3.0, digest=schedule().digest)
+        engine = engine_of(tmp_path, (config(), 0, 30.0, measurement()), (config(), 1, 30.0, own))
+
+        with launch(engine, config()) as server:
+            assert server.report.resolved == {"recorded_launch": 0}
+            assert server.measure(schedule()) == own
+
+    def test_held_out_prompts_that_were_recorded_too_are_told_apart(self, tmp_path: Path) -> None:
+        search, held_out = schedule(), schedule(prompt_id="held-out")
+        rows = [
+            (config(), 0, 30.0, measurement(duration_s, digest=sent.digest))
+            for duration_s, sent in (
+                (2.0, search),
+                (3.0, search),
+                (4.0, held_out),
+                (5.0, held_out),
+            )
+        ]
+        engine = engine_of(tmp_path, *rows)
+
+        with launch(engine, config()) as server:
+            sent = (search, held_out, search, held_out, search)
+            assert [server.measure(s).duration_s for s in sent] == [2.0, 4.0, 3.0, 5.0, 2.0]
+
+    @pytest.mark.parametrize(
+        ("asked", "expected"),
+        [
+            (schedule(7), "concurrency 7 is not"),
+            (schedule(None, conversation_id=0), "open loop of conversations is not"),
+            (schedule(1, think_s=2.0), "concurrency 1 with think times is not"),
+            (schedule(1, conversation_id=0), "concurrency 1 of conversations is not"),
+            (
+                schedule(1, conversation_id=0, think_s=2.0),
+                "concurrency 1 of conversations with think times is not",
+            ),
+        ],
+    )
+    def test_a_kind_of_load_that_was_never_recorded_is_refused(
+        self, asked: Schedule, expected: str, tmp_path: Path
+    ) -> None:
+        rows = [(config(), 0, 30.0, measurement(concurrency=c)) for c in (16, 1, None)]
+
+        detail = self.refusal(engine_of(tmp_path, *rows), asked)
+        assert detail == (
+            f"{expected} in the recording; recorded: open loop, concurrency 1, concurrency 16"
         )
 
-        expected = "concurrency 7 is not in the recording; recorded: open loop, concurrency 1"
-        with launch(engine, config()) as server, pytest.raises(TrialFailed, match=expected):
-            server.measure(schedule(7))
+    def test_so_is_a_plain_load_where_users_thought(self, tmp_path: Path) -> None:
+        engine = engine_of(tmp_path, (config(), 0, 30.0, measurement(think_s=2.0)))
+
+        assert self.refusal(engine, schedule()) == (
+            "concurrency 1 is not in the recording; recorded: concurrency 1 with think times"
+        )
+
+    @pytest.mark.parametrize(
+        ("concurrency", "kind", "of_request"),
+        [
+            (None, "open loop", {}),
+            (1, "concurrency 1 with think times", {"think_s": 2.0}),
+            (1, "concurrency 1 of conversations", {"conversation_id": 0}),
+        ],
+    )
+    def test_where_times_are_part_of_the_load_another_schedule_is_refused(
+        self, concurrency: int | None, kind: str, of_request: dict[str, Any], tmp_path: Path
+    ) -> None:
+        recorded = measurement(concurrency=concurrency, **of_request)
+        engine = engine_of(tmp_path, (config(), 0, 30.0, recorded))
+
+        asked = schedule(concurrency, **of_request)
+        assert self.refusal(engine, asked) == (
+            f"schedule {asked.digest} ({kind}) is not in the recording; recorded: schedule recorded"
+        )
+
+    def test_so_are_prompts_that_were_never_recorded(self, tmp_path: Path) -> None:
+        # As of a profile that holds prompts out, on a recording of its search alone.
+        rows = [(config(), n, 30.0, measurement(digest=d)) for n, d in enumerate("aba")]
+
+        asked = schedule(prompt_id="held-out")
+        assert self.refusal(engine_of(tmp_path, *rows), asked) == (
+            f"schedule {asked.digest} (concurrency 1) is not in the recording, nor is any of its "
+            "prompts (what is held out must be recorded as well); recorded: schedule a, schedule b"
+        )
+
+    def test_a_prompt_recorded_under_another_load_is_known(self, tmp_path: Path) -> None:
+        # The few prompts of a small measurement need not meet those of another seed.
+        other = measurement(concurrency=16)
+        prompts = tuple(replace(r, prompt_id="elsewhere") for r in other.records)
+        engine = engine_of(
+            tmp_path,
+            (config(), 0, 30.0, measurement()),
+            (config(), 0, 30.0, replace(other, records=prompts)),
+        )
+
+        with launch(engine, config()) as server:
+            assert server.measure(schedule(prompt_id="elsewhere")) == measurement()
+
+    def refusal(self, engine: ReplayEngine, asked: Schedule) -> str:
+        with launch(engine, config()) as server, pytest.raises(TrialFailed) as caught:
+            server.measure(asked)
+        assert caught.value.failure.kind is FailureKind.INVALID_CONFIG
+        return caught.value.failure.detail
 
 
 class TestFiles:
@@ -382,6 +499,7 @@ class TestBadInput:
         [
             ("chunk_tokens", [1], "request 0 has more chunk times than tokens, or fewer"),
             ("finished_s", "late", "request 0 has a time or count that is no number"),
+            ("think_s", "long", "request 0 has a time or count that is no number"),
             ("surprise", 1, "unexpected keyword argument 'surprise'"),
         ],
     )

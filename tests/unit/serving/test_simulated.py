@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from autotune.errors import AutotuneError, InputError
-from autotune.measure.client import MeasurementStopped
-from autotune.measure.metrics import observed, tpot_ms, ttft_ms
+from autotune.measure.client import MeasurementStopped, OnRecord
+from autotune.measure.metrics import e2el_ms, observed, tpot_ms, ttft_ms
 from autotune.measure.records import Measurement, RequestRecord
 from autotune.serving.capabilities import capabilities
 from autotune.serving.config import ServingConfig
@@ -24,16 +24,12 @@ from autotune.serving.simulated import SimulatedEngine, true_objective
 from autotune.serving.step_cost import step_time_s
 from autotune.serving.vllm_options import Needs
 from autotune.serving.worlds import WORLDS, Hardware, Head, Target, World, survival
-from autotune.traffic.profile import (
-    ConcurrencyLoad,
-    MeasureSettings,
-    OutputLength,
-    PromptSource,
-    TrafficClass,
-    TrafficProfile,
-)
+from autotune.traffic.classes import OutputLength, PromptSource, TrafficClass
+from autotune.traffic.drawing import build_schedule
+from autotune.traffic.loads import ConcurrencyLoad
+from autotune.traffic.profile import MeasureSettings, TrafficProfile
 from autotune.traffic.prompts import Prompt
-from autotune.traffic.schedule import Schedule, ScheduledRequest, build_schedule
+from autotune.traffic.schedule import Schedule, ScheduledRequest
 
 # 10 GB of weights at 1 TB/s: 10 ms a step. 1 GB of head: 1 ms, and 1 ms of overhead: 2 ms a draft.
 # Arithmetic is free, and a KV cache of 1 byte a token weighs nothing.
@@ -94,11 +90,54 @@ def measure(
     *,
     name: str = "launch-1",
     seed: int = 0,
+    on_record: OnRecord | None = None,
     **options: Any,
 ) -> Measurement:
     engine = SimulatedEngine(EngineSettings(options={"world": ROUND, **options}, seed=seed))
     with engine.launch(served, LaunchContext(work_dir=Path(), name=name)) as server:
-        return server.measure(sent)
+        return server.measure(sent, on_record)
+
+
+def request(
+    request_id: int,
+    max_tokens: int = 11,
+    *,
+    num_chars: int = 400,
+    arrival_s: float | None = None,
+    conversation_id: int | None = None,
+    turn: int = 0,
+    think_s: float = 0.0,
+    is_live: bool = False,
+) -> ScheduledRequest:
+    """A request whose answer has exactly `max_tokens`."""
+    return ScheduledRequest(
+        request_id=request_id,
+        class_name="default",
+        prompt=Prompt(f"prompt-{request_id}", (("user", "x" * num_chars),)),
+        max_tokens=max_tokens,
+        temperature=0.0,
+        top_p=1.0,
+        ignore_eos=True,
+        sampling_seed=request_id,
+        arrival_s=arrival_s,
+        conversation_id=conversation_id,
+        turn=turn,
+        think_s=think_s,
+        is_live=is_live,
+    )
+
+
+def schedule_of(
+    *requests: ScheduledRequest,
+    users: int | None = None,
+    max_duration_s: float = 1e6,
+    request_timeout_s: float = 1e6,
+) -> Schedule:
+    return Schedule("chat", users, requests, (), max_duration_s, request_timeout_s)
+
+
+def by_id(records: Iterable[RequestRecord]) -> dict[int, RequestRecord]:
+    return {record.request_id: record for record in records}
 
 
 def launch_failure(
@@ -264,6 +303,7 @@ class TestLoads:
             server.measure(sent, seen.append)
 
         assert err.value.failure.kind is FailureKind.REQUEST_ERRORS
+        assert {record.error_kind for record in seen} == {"timeout"}
         assert [record.num_completion_tokens for record in seen] == [50, 49, 49]
         assert [record.finished_s for record in seen] == pytest.approx([0.5005, 1.001, 1.5015])
 
@@ -271,8 +311,10 @@ class TestLoads:
         target = replace(ROUND.target, kv_bytes_per_token=1e7)
         world = replace(ROUND, target=target, hardware=replace(ROUND.hardware, memory_bytes=50e9))
 
+        seen: list[RequestRecord] = []
         with pytest.raises(TrialFailed, match="does not fit into the KV cache"):
-            measure(config(), schedule(2, 1, num_chars=40_000), world=world)
+            measure(config(), schedule(2, 1, num_chars=40_000), on_record=seen.append, world=world)
+        assert [record.error_kind for record in seen] == ["http_4xx", "http_4xx"]
 
     def test_a_profiles_schedule_can_be_measured(self, tmp_path: Path) -> None:
         (tmp_path / "prompts.txt").write_text("".join(f"prompt {n}\n" for n in range(20)))
@@ -296,6 +338,156 @@ class TestLoads:
 
         assert len(measurement.records) == 16
         assert measurement.schedule_digest == sent.digest
+
+
+class TestThinkTimes:
+    def test_users_think_before_every_request(self) -> None:
+        # 11 tokens take 11 x 10 ms. Both users think for 0.5 s, are answered at 0.61 s, and think
+        # again: sends at 0.5 s and 1.11 s, the last answer at 1.22 s.
+        requests = [request(number, think_s=0.5) for number in range(4)]
+        measurement = measure(config(), schedule_of(*requests, users=2), noise=0)
+
+        assert [r.request_id for r in measurement.records] == [0, 1, 2, 3]
+        sent_s = [r.sent_s for r in measurement.records]
+        assert sent_s == pytest.approx([0.5, 0.5, 1.11, 1.11])
+        assert [ttft_ms(r) for r in measurement.records] == pytest.approx([10.0] * 4)
+        assert {r.think_s for r in measurement.records} == {0.5}
+        assert measurement.duration_s == pytest.approx(1.22)
+
+    def test_a_send_in_the_middle_of_a_step_waits_for_its_end(self) -> None:
+        # The second user thinks for 0.505 s, into the step that ends at 0.51 s: first token 0.52 s.
+        requests = [request(0, 101), request(1, 11, think_s=0.505)]
+        records = measure(config(), schedule_of(*requests, users=2), noise=0).records
+
+        assert ttft_ms(by_id(records)[1]) == pytest.approx(15.0)
+
+    def test_who_would_send_too_late_sends_nothing_more(self) -> None:
+        # At 0.11 s the user takes the second request, due at 0.61 s; the third's turn never comes.
+        requests = [request(0), request(1, think_s=0.5), request(2)]
+        sent = schedule_of(*requests, users=1, max_duration_s=0.6)
+        measurement = measure(config(), sent, noise=0)
+
+        assert [record.request_id for record in measurement.records] == [0]
+        assert measurement.duration_s == pytest.approx(0.11)
+
+
+class TestConversations:
+    def test_a_user_goes_on_to_the_next_conversation_after_the_last_turn(self) -> None:
+        # First turn 0 to 0.11 s, second 1.11 to 1.22 s, the lone request from then to 1.33 s.
+        requests = (
+            request(0, conversation_id=5),
+            request(1, conversation_id=5, turn=1, think_s=1.0),
+            request(2),
+        )
+        records = measure(config(), schedule_of(*requests, users=1), noise=0).records
+
+        assert [r.sent_s for r in records] == pytest.approx([0.0, 1.11, 1.22])
+        assert [r.finished_s for r in records] == pytest.approx([0.11, 1.22, 1.33])
+        assert [(r.conversation_id, r.turn) for r in records] == [(5, 0), (5, 1), (None, 0)]
+        assert [r.scheduled_s for r in records] == [None, None, None]
+
+    def test_in_open_loop_a_later_turn_is_scheduled_after_the_answer(self) -> None:
+        # The first turn ends at 0.25 + 0.11 s, so the second is due at 1.36 s. One request runs at a
+        # time, and the lone one does from 1.3 to 2.31 s: the first token comes at 2.32 s.
+        requests = (
+            request(0, conversation_id=0, arrival_s=0.25),
+            request(1, conversation_id=0, turn=1, think_s=1.0),
+            request(2, 101, arrival_s=1.3),
+        )
+        served = config(max_num_seqs=1)
+        records = by_id(measure(served, schedule_of(*requests), noise=0).records)
+
+        assert [records[n].scheduled_s for n in range(3)] == pytest.approx([0.25, 1.36, 1.3])
+        assert [records[n].sent_s for n in range(3)] == pytest.approx([0.25, 1.36, 1.3])
+        assert ttft_ms(records[1]) == pytest.approx(960.0)
+        assert e2el_ms(records[1]) == pytest.approx(1060.0)
+
+    def test_live_turns_prefill_all_that_was_said_before(self) -> None:
+        # 100 tokens; 10 after 100 + 11; 2 after 121 + 21. At most 60 a step: 2, 3 and 3 steps.
+        records, num_prompt_tokens = self.three_turns(is_live=True)
+
+        assert [r.num_prompt_tokens for r in records] == [100, 121, 144]
+        assert [ttft_ms(r) for r in records] == pytest.approx([20.0, 30.0, 30.0])
+        assert num_prompt_tokens == 365
+
+    def test_recorded_turns_are_sent_as_they_are(self) -> None:
+        records, num_prompt_tokens = self.three_turns(is_live=False)
+
+        assert [r.num_prompt_tokens for r in records] == [100, 10, 2]
+        assert [ttft_ms(r) for r in records] == pytest.approx([20.0, 10.0, 10.0])
+        assert num_prompt_tokens == 112
+
+    def three_turns(self, *, is_live: bool) -> tuple[tuple[RequestRecord, ...], float]:
+        """Have a conversation with prompts of 100, 10 and 2 tokens and 11, 21 and 31 in the answers."""
+        turns = (
+            request(0, 11, num_chars=400, conversation_id=0),
+            request(1, 21, num_chars=40, conversation_id=0, turn=1, is_live=is_live),
+            request(2, 31, num_chars=8, conversation_id=0, turn=2, is_live=is_live),
+        )
+        served = config(max_num_batched_tokens=60)
+        measurement = measure(served, schedule_of(*turns, users=1), noise=0)
+        return measurement.records, measurement.counters.num_prompt_tokens
+
+    def test_the_turns_after_a_failed_one_are_given_up(self) -> None:
+        # The second turn, sent at 0.11 s, needs 1.01 s but gets 0.5005 s. The step in which its time
+        # is up ends at 0.62 s, where the lone request sent at 0.6105 s is taken up.
+        requests = (
+            request(0, conversation_id=0),
+            request(1, 101, conversation_id=0, turn=1),
+            request(2, conversation_id=0, turn=2, think_s=9.0),
+            request(3, conversation_id=0, turn=3),
+            request(4),
+        )
+        records = self.records_of(schedule_of(*requests, users=1, request_timeout_s=0.5005))
+
+        assert [r.request_id for r in records] == [0, 1, 2, 3, 4]
+        kinds = [r.error_kind for r in records]
+        assert kinds == [None, "timeout", "previous_turn", "previous_turn", None]
+        assert [r.sent_s for r in records] == pytest.approx([0.0, 0.11, 0.6105, 0.6105, 0.6105])
+        assert [r.finished_s for r in records[:4]] == pytest.approx([0.11] + [0.6105] * 3)
+        assert [r.num_completion_tokens for r in records] == [11, 50, 0, 0, 11]
+        assert records[2].error == "the turn before it failed"
+        assert records[4].chunk_times_s[0] == pytest.approx(0.63)
+
+    def test_in_open_loop_given_up_turns_are_scheduled_when_they_are_given_up(self) -> None:
+        requests = (
+            request(0, 101, conversation_id=0, arrival_s=0.1),
+            request(1, conversation_id=0, turn=1, think_s=1.0),
+        )
+        records = self.records_of(schedule_of(*requests, request_timeout_s=0.5))
+
+        assert [r.error_kind for r in records] == ["timeout", "previous_turn"]
+        assert [r.scheduled_s for r in records] == pytest.approx([0.1, 0.6])
+        assert records[1].sent_s == records[1].finished_s == records[1].scheduled_s
+
+    def test_a_live_conversation_can_outgrow_the_cache(self) -> None:
+        # 100 + 11 tokens fit into 200, and so do 111 + 10 + 11 = 132 and 132 + 10 + 11 = 153; the
+        # fourth turn's answer of 41 would make 153 + 10 + 41 = 204.
+        turns = [request(0, conversation_id=0)]
+        turns += [
+            request(n, 41 if n == 3 else 11, num_chars=40, conversation_id=0, turn=n, is_live=True)
+            for n in range(1, 5)
+        ]
+        # 90 GB - 10 GB - 2.4576 GB is room for 200 tokens of 387.712 MB.
+        target = replace(ROUND.target, kv_bytes_per_token=387.712e6)
+        world = replace(ROUND, target=target)
+        needs = Needs(longest_request_tokens=200)
+        records = self.records_of(schedule_of(*turns, users=1), world=world, needs=needs)
+
+        kinds = [r.error_kind for r in records]
+        assert kinds == [None, None, None, "http_4xx", "previous_turn"]
+
+    def records_of(
+        self, sent: Schedule, world: World = ROUND, needs: Needs | None = None
+    ) -> list[RequestRecord]:
+        """Measure where so many requests fail that the trial does."""
+        engine = SimulatedEngine(EngineSettings(options={"world": world, "noise": 0}))
+        context = LaunchContext(Path(), "launch-1", needs or Needs())
+        seen: list[RequestRecord] = []
+        with engine.launch(config(), context) as server, pytest.raises(TrialFailed) as caught:
+            server.measure(sent, seen.append)
+        assert caught.value.failure.kind is FailureKind.REQUEST_ERRORS
+        return seen
 
 
 class TestLimits:

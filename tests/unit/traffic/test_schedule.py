@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import statistics
 from collections import Counter
@@ -14,10 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.errors import InputError
+from autotune.traffic.drawing import build_schedule
+from autotune.traffic.pools import Part
 from autotune.traffic.profile import TrafficProfile, load_profile
-from autotune.traffic.schedule import Schedule, build_schedule
+from autotune.traffic.schedule import Schedule, ScheduledRequest
+from autotune.traffic.tokens import TokenCounter
 
 ROOT = Path(__file__).parents[3]
+ProfileOf = Callable[..., TrafficProfile]
 SETS = ("demo/maths", "demo/chat", "demo/code", "demo/summarise")
 
 
@@ -74,7 +79,7 @@ def test_the_seed_of_the_call_goes_before_the_profiles() -> None:
         {"measure": {"min_requests": 65}},
         {"measure": {"max_duration_s": 181}},
         {"measure": {"request_timeout_s": 121}},
-        {"measure": {"warmup_requests": 9}},
+        {"measure": {"warmup": 9}},
         {"weights": (1.0, 1.0)},
     ],
 )
@@ -95,6 +100,18 @@ def test_the_digest_covers_sampling_and_length() -> None:
     assert build_schedule(plain).digest in digests
 
 
+@pytest.mark.parametrize("concurrency", [1, 4, 16])
+def test_the_demo_has_the_schedule_that_was_recorded(concurrency: int) -> None:
+    """The recording answers for these digests alone; another schedule would have to be recorded."""
+    with gzip.open(ROOT / "tests/data/demo_grid.jsonl.gz", "rt", encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines][1:]
+    recorded = {
+        row["measurement"]["schedule_digest"] for row in rows if row["concurrency"] == concurrency
+    }
+    profile = load_profile(ROOT / "profiles/demo.yaml").with_concurrency(concurrency)
+    assert {build_schedule(profile).digest} == recorded
+
+
 # --- warm-up ---
 
 
@@ -113,7 +130,7 @@ def test_classes_of_one_prompt_set_share_no_prompt_with_the_warm_up_either() -> 
         {"name": name, "prompts": {"builtin": "demo/chat"}, "output": {"max_tokens": length}}
         for name, length in (("short", 16), ("long", 256))
     ]
-    measure = {"min_requests": 200, "warmup_requests": 40}
+    measure = {"min_requests": 200, "warmup": 40}
     schedule = build_schedule(traffic_profile(classes=classes, measure=measure))
     warm = {request.prompt.prompt_id for request in schedule.warmup}
     assert not warm & {request.prompt.prompt_id for request in schedule.requests}
@@ -126,8 +143,8 @@ def test_classes_of_one_prompt_set_share_no_prompt_with_the_warm_up_either() -> 
         ({"kind": "concurrency", "concurrency": 1}, {}, 2),  # at least two
         ({"kind": "rate", "rps": 1.0, "max_concurrency": 6}, {}, 12),
         ({"kind": "rate", "rps": 1.0}, {}, 2),
-        ({"kind": "concurrency", "concurrency": 4}, {"warmup_requests": 0}, 0),
-        ({"kind": "concurrency", "concurrency": 4}, {"warmup_requests": 3}, 3),
+        ({"kind": "concurrency", "concurrency": 4}, {"warmup": 0}, 0),
+        ({"kind": "concurrency", "concurrency": 4}, {"warmup": 3}, 3),
     ],
 )
 def test_length_of_the_warm_up(load: dict[str, Any], measure: dict[str, Any], count: int) -> None:
@@ -196,7 +213,9 @@ def test_no_prompt_comes_again_before_all_have_come() -> None:
 def test_the_mean_rate_is_exact_for_every_seed(seed: int, count: int, rps: float) -> None:
     load = {"kind": "rate", "rps": rps}
     schedule = build_schedule(
-        traffic_profile(load=load, measure={"min_requests": count}, seed=seed)
+        traffic_profile(
+            load=load, measure={"min_requests": count, "max_duration_s": 3600}, seed=seed
+        )
     )
     times = arrivals(schedule)
     assert times[0] == 0
@@ -208,7 +227,8 @@ def test_poisson_gaps_vary_as_much_as_they_last() -> None:
     # An exponential distribution has a standard deviation equal to its mean (0.2 s here). With
     # 4999 gaps the ratio is 1 within about 1.4% per standard error.
     load = {"kind": "rate", "rps": 5.0}
-    times = arrivals(build_schedule(traffic_profile(load=load, measure={"min_requests": 5000})))
+    measure = {"min_requests": 5000, "max_duration_s": 1000}
+    times = arrivals(build_schedule(traffic_profile(load=load, measure=measure)))
     gaps = [b - a for a, b in zip(times, times[1:], strict=False)]
     assert statistics.mean(gaps) == pytest.approx(0.2)
     assert statistics.stdev(gaps) == pytest.approx(0.2, rel=0.07)
@@ -232,6 +252,38 @@ def test_closed_loop_has_no_arrival_times() -> None:
     schedule = build_schedule(traffic_profile())
     assert schedule.concurrency == 4
     assert {request.arrival_s for request in schedule.requests} == {None}
+
+
+def test_stages_arrive_when_they_should() -> None:
+    load = {
+        "kind": "stages",
+        "stages": [{"rps": 4, "duration_s": 10}, {"rps": 20, "duration_s": 5}],
+    }
+    times = arrivals(build_schedule(traffic_profile(load=load, measure={"min_requests": 7})))
+    assert sum(time < 10 for time in times) == 40  # whatever min_requests says
+    assert sum(10 < time < 15 for time in times) == 100
+    assert len(times) == 140
+
+
+def test_people_think_before_every_request() -> None:
+    think = {"dist": "lognormal", "median_s": 8, "sigma": 0.6}
+    load = {"kind": "users", "users": 50, "think_time": think}
+    measure = {"min_requests": 3000, "max_duration_s": 3600}
+    schedule = build_schedule(traffic_profile(load=load, measure=measure))
+    waits = [request.think_s for request in schedule.requests]
+    assert schedule.concurrency == 50
+    assert {request.arrival_s for request in schedule.requests} == {None}
+    assert len(set(waits)) == 3000
+    assert statistics.median(waits) == pytest.approx(8, rel=0.05)
+    assert {request.think_s for request in schedule.warmup} == {0.0}
+
+
+def test_the_digest_covers_think_times() -> None:
+    digests = set()
+    for seconds in (1, 2):
+        load = {"kind": "users", "users": 4, "think_time": {"dist": "constant", "s": seconds}}
+        digests.add(build_schedule(traffic_profile(load=load)).digest)
+    assert len(digests) == 2
 
 
 # --- requests ---
@@ -264,14 +316,185 @@ def test_requests_carry_their_class_settings() -> None:
     assert len({r.sampling_seed for r in schedule.requests}) == 3
 
 
+def test_bodies_carry_all_sampling_and_further_fields() -> None:
+    only = {
+        "prompts": {"builtin": "demo/chat"},
+        "sampling": {"top_k": 20, "min_p": 0.05, "presence_penalty": 0.5},
+        "extra_body": {"chat_template_kwargs": {"enable_thinking": False}, "stop": ["END"]},
+    }
+    body = build_schedule(traffic_profile(classes=[only])).requests[0].body("chat")
+    assert {key: body[key] for key in body.keys() - {"messages", "seed"}} == {
+        "max_tokens": 256,
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "top_k": 20,
+        "min_p": 0.05,
+        "presence_penalty": 0.5,
+        "chat_template_kwargs": {"enable_thinking": False},
+        "stop": ["END"],
+    }
+
+
 def test_stopping_at_the_end_is_left_to_the_server_unless_asked() -> None:
     assert "ignore_eos" not in build_schedule(traffic_profile()).requests[0].body("chat")
+
+
+# --- conversations ---
+
+SCRIPTS = [{"turns": [f"{n} one", f"{n} two", f"{n} three"]} for n in range(20)]
+
+
+def conversations(schedule: Schedule) -> dict[int | None, list[ScheduledRequest]]:
+    found: dict[int | None, list[ScheduledRequest]] = {}
+    for request in schedule.requests:
+        found.setdefault(request.conversation_id, []).append(request)
+    return found
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        {"kind": "concurrency", "concurrency": 3},
+        {"kind": "rate", "rps": 2.0},
+        {"kind": "users", "users": 3, "think_time": {"dist": "exponential", "mean_s": 2}},
+        {"kind": "stages", "stages": [{"rps": 5, "duration_s": 2}]},
+    ],
+    ids=lambda load: load["kind"],
+)
+def test_conversations_are_sent_turn_by_turn(
+    profile_of: ProfileOf, write_rows: Callable[..., Path], load: dict[str, Any]
+) -> None:
+    write_rows(SCRIPTS)
+    measure = {"min_requests": 10, "warmup": 4}
+    profile = profile_of(load, {"turns": {"max": 2}}, measure=measure)
+    schedule = build_schedule(profile)
+
+    assert len(schedule.requests) == 20  # 10 conversations of two turns
+    assert [request.request_id for request in schedule.requests] == list(range(20))
+    by_id = conversations(schedule)
+    assert len(by_id) == 10
+    assert None not in by_id
+    for first, second in by_id.values():
+        assert (first.turn, first.is_live) == (0, False)
+        assert (second.turn, second.is_live) == (1, True)
+        assert first.prompt.text.split()[0] == second.prompt.text.split()[0]  # of one script
+        assert second.arrival_s is None
+        assert (first.arrival_s is None) == profile.is_closed_loop
+        assert (first.think_s > 0, second.think_s > 0) == (load["kind"] == "users",) * 2
+    assert len(schedule.warmup) == 4  # of each conversation the first turn alone
+    assert {request.turn for request in schedule.warmup} == {0}
+    assert {request.conversation_id for request in schedule.warmup} == {None}
+
+
+def logged_conversations(gap_s: float) -> list[dict[str, Any]]:
+    rows = []
+    for number in range(10):
+        said = [{"role": "user", "content": f"{number} one"}]
+        log = {"conversation_id": f"{number}", "model": "m"}
+        rows.append({**log, "timestamp": 100.0 * number, "messages": said})
+        said = [
+            *said,
+            {"role": "assistant", "content": "yes"},
+            {"role": "user", "content": "two"},
+        ]
+        rows.append({**log, "timestamp": 100.0 * number + gap_s, "messages": said})
+    return rows
+
+
+def test_recorded_waits_go_with_a_rate_and_not_with_full_load(
+    profile_of: ProfileOf, write_rows: Callable[..., Path]
+) -> None:
+    write_rows(logged_conversations(gap_s=6.5))
+    for load, expected in (
+        ({"kind": "rate", "rps": 2.0}, 6.5),
+        ({"kind": "concurrency", "concurrency": 2}, 0.0),
+    ):
+        schedule = build_schedule(
+            profile_of(load, {"turns": {"replay": "recorded"}}, measure={"min_requests": 5})
+        )
+        assert [(r.turn, r.think_s) for r in schedule.requests] == [(0, 0.0), (1, expected)] * 5
+        assert [len(r.prompt.messages) for r in schedule.requests] == [1, 3] * 5
+
+
+def test_turns_that_could_never_be_sent_are_left_out_and_told(
+    profile_of: ProfileOf, write_rows: Callable[..., Path]
+) -> None:
+    # Conversations begin at 0, 1, 2, 3 and 4 s; after 57.5 s more only the first two are in time.
+    write_rows(logged_conversations(gap_s=57.5))
+    load = {"kind": "rate", "rps": 1.0, "arrival": "constant"}
+    measure = {"min_requests": 5, "max_duration_s": 59}
+    schedule = build_schedule(profile_of(load, {"turns": {}}, measure=measure))
+    assert [request.turn for request in schedule.requests] == [0, 1, 0, 1, 0, 0, 0]
+    assert [request.request_id for request in schedule.requests] == list(range(7))
+    assert schedule.notes == (
+        "3 later turns are left out: after their recorded waits they would come later than "
+        "measure.max_duration_s",
+    )
+
+
+def test_limits_of_answers_may_come_from_the_rows(
+    profile_of: ProfileOf, write_rows: Callable[..., Path]
+) -> None:
+    rows = [{"prompt": f"p{n}", "max_tokens": 100 + n} for n in range(10)]
+    write_rows([*rows, {"prompt": "free"}])
+    output = {"max_tokens": {"from": "data", "default": 33}}
+    schedule = build_schedule(profile_of(extra={"output": output}))
+    for request in schedule.requests:
+        text = request.prompt.text
+        assert request.max_tokens == (33 if text == "free" else 100 + int(text[1:]))
+    fixed = build_schedule(profile_of(extra={"output": {"max_tokens": 44}}))
+    assert {request.max_tokens for request in fixed.requests} == {44}
+
+
+# --- held out ---
+
+
+def test_the_search_never_sees_what_is_held_out(
+    profile_of: ProfileOf, write_rows: Callable[..., Path]
+) -> None:
+    write_rows({"prompt": f"p{n}"} for n in range(100))
+    profile = profile_of(
+        extra={"prompts": {"file": "prompts.jsonl", "holdout": 0.5}},
+        measure={"min_requests": 300, "warmup": 50},
+    )
+    search, held = (build_schedule(profile, part=part) for part in (Part.SEARCH, Part.HOLDOUT))
+    ids = [
+        {request.prompt.prompt_id for request in requests}
+        for requests in (search.requests, held.requests, search.warmup)
+    ]
+    assert [len(each) for each in ids] == [40, 40, 20]
+    assert len(set.union(*ids)) == 100
+    assert search.warmup == held.warmup
+    assert search.digest != held.digest
+    assert build_schedule(profile, part=Part.HOLDOUT) == held
+
+
+def test_without_a_holdout_both_parts_are_one() -> None:
+    profile = traffic_profile((2, 1))
+    assert build_schedule(profile, part=Part.HOLDOUT) == build_schedule(profile)
+
+
+def test_fitted_prompts_of_the_search_hold_no_text_that_is_held_out(
+    profile_of: ProfileOf, write_rows: Callable[..., Path], words: TokenCounter
+) -> None:
+    write_rows({"prompt": f"unique{n} text of this prompt"} for n in range(60))
+    lengths = {"input": {"dist": "fixed", "tokens": 200}}
+    profile = profile_of(
+        extra={"prompts": {"file": "prompts.jsonl", "holdout": 0.5}, "lengths": lengths}
+    )
+    search, held = (
+        build_schedule(profile, counter=words, part=part) for part in (Part.SEARCH, Part.HOLDOUT)
+    )
+    asked_later = {request.prompt.text.split()[-5] for request in held.requests}
+    seen = {word for request in search.requests for word in request.prompt.text.split()}
+    assert not asked_later & seen
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "profiles").glob("*.yaml")), ids=lambda p: p.name)
 def test_profiles_that_ship_have_a_schedule(path: Path) -> None:
     shipped = load_profile(path)
-    assert len(build_schedule(shipped).requests) == shipped.measure.min_requests
+    count = shipped.num_requests or shipped.measure.min_requests
+    assert len(build_schedule(shipped).requests) >= count
 
 
 def test_a_single_prompt_is_too_few(write_profile: Callable[..., Path]) -> None:
