@@ -13,20 +13,24 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import itertools
 import json
 import os
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+Script = list[tuple[int, bytes, int]]
+"""The events of one answer: the step each is sent at, its bytes, and the tokens it brings."""
 
 VERSION = "0.32.0"
 MOCK_COMMAND = (sys.executable, str(Path(__file__).resolve()))
@@ -35,6 +39,7 @@ EVERY = -1
 """Key of `Truth.faults` that stands for every request."""
 
 HTTP_FAULTS = {
+    "http_400": (400, "BadRequestError", "This model's maximum context length is 8192 tokens."),
     "http_429": (429, "RateLimitError", "Too many requests"),
     "http_500": (500, "InternalServerError", "EngineCore encountered an issue."),
     "http_503": (503, "ServiceUnavailableError", "The model is overloaded"),
@@ -43,6 +48,10 @@ STREAM_FAULTS = {
     "error_in_stream": "an error object inside a stream that began with status 200",
     "not_json": "an event that is no JSON",
     "not_an_object": "an event that is JSON, but no object",
+    "not_a_stream": "a whole answer in place of a stream",
+    "wrong_shape": "an event whose choices are no list",
+    "huge_event": "an event of 17 MiB, in pieces of 64 KiB",
+    "aborted": "the server gives the answer up, with finish_reason abort",
     "reset": "the connection is reset in the middle of the answer",
     "truncated": "the answer ends in the middle, without finish_reason and [DONE]",
     "empty": "an answer without any token",
@@ -60,6 +69,10 @@ class Truth:
     """From the request's turn until its first chunk with tokens."""
     step_s: float = 0.005
     """From one chunk with tokens to the next."""
+    is_in_step: bool = False
+    """Send the chunks of all answers at the same moments, multiples of `step_s`, as an engine does
+    that computes them together; a first chunk then waits for the next such moment. Faults within a
+    stream, cuts and keep-alive comments do not happen then."""
     first_chunk_tokens: int = 1
     tokens_per_step: tuple[int, ...] = (1,)
     """Tokens of the chunks after the first one, repeated in a cycle."""
@@ -70,6 +83,18 @@ class Truth:
     """K: with it, each chunk but the first counts as one draft with tokens - 1 accepted."""
     num_slots: int | None = None
     """Requests worked on at once, the others wait in line; None: no limit."""
+    word: str | None = None
+    """Text of every token; None: a different word each, " w0", " w1", ..."""
+    text_key: str = "content"
+    """Where a chat's text is: content, reasoning, reasoning_content or tool_calls."""
+    has_continuous_usage: bool = True
+    """Whether chunks tell the token count so far when asked to, as vLLM's do."""
+    has_final_usage: bool = True
+    """Whether the count comes at the end when asked for."""
+    final_usage_falls_short: int = 0
+    """Tokens by which the count at the end is less than the counts before it."""
+    has_done: bool = True
+    """Whether the stream ends with [DONE]."""
     sends_role_at_once: bool = False
     """Send the role-only chunk at once, not together with the first token."""
     has_keep_alive: bool = False
@@ -107,6 +132,27 @@ class Seen:
     body: Mapping[str, Any]
 
 
+@dataclass
+class Sent:
+    """When the server really sent one answer's chunks with tokens, on the clock of `Seen.at_s`."""
+
+    number: int
+    at_s: float
+    first_sent_s: float = 0.0
+    last_sent_s: float = 0.0
+    num_first_tokens: int = 0
+    num_tokens: int = 0
+    num_chunks: int = 0
+
+    def note(self, now_s: float, num_tokens: int) -> None:
+        """Take note of a chunk that is about to be sent."""
+        if not self.num_chunks:
+            self.first_sent_s, self.num_first_tokens = now_s, num_tokens
+        self.last_sent_s = now_s
+        self.num_tokens += num_tokens
+        self.num_chunks += 1
+
+
 @dataclass(frozen=True)
 class Options:
     """How the server was started: what `/v1/models` and `/server_info` tell."""
@@ -128,6 +174,70 @@ class Options:
     """What is written to standard output before the process ends."""
 
 
+class StepsOfAnswer:
+    """An answer of which one step's chunks are sent at a time."""
+
+    def __init__(
+        self,
+        response: web.StreamResponse,
+        script: Script,
+        sent: Sent,
+        count: Callable[[int, int], None],
+    ) -> None:
+        self._response = response
+        self._sent = sent
+        self._count = count
+        self._steps = iter([list(g) for _, g in itertools.groupby(script, key=lambda row: row[0])])
+        self._next = next(self._steps, None)
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def send_step(self) -> bool:
+        """Send the next step's chunks; return whether there are more steps."""
+        for step, data, num_tokens in self._next or ():
+            if num_tokens:
+                self._sent.note(time.perf_counter(), num_tokens)
+                self._count(step, num_tokens)
+            await self._response.write(data)
+        self._next = next(self._steps, None)
+        return self._next is not None
+
+
+class Stepper:
+    """Sends the chunks of all answers together, in one task.
+
+    With a timer and a task switch for each chunk, the server would be busy for milliseconds at every
+    step, and requests that arrive meanwhile would wait for it.
+    """
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+        self._answers: set[StepsOfAnswer] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    async def send(self, answer: StepsOfAnswer) -> None:
+        """Send the whole answer and return when its last step is sent."""
+        self._answers.add(answer)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+        try:
+            await answer.done
+        finally:
+            self._answers.discard(answer)
+
+    async def _run(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while self._answers:
+            due_s = (clock() // self._step_s + 1) * self._step_s
+            await asyncio.sleep(due_s - clock())
+            for answer in list(self._answers):
+                try:
+                    if not await answer.send_step():
+                        answer.done.set_result(None)
+                        self._answers.discard(answer)
+                except ConnectionError:  # its client has gone, and with it the handler that waits
+                    self._answers.discard(answer)
+
+
 class MockApp:
     """The server's handlers and counters."""
 
@@ -135,6 +245,9 @@ class MockApp:
         self.truth = truth
         self.options = options
         self.seen: list[Seen] = []
+        self.sent: list[Sent] = []
+        self._scripts: dict[tuple[Any, ...], Script] = {}
+        self._stepper = Stepper(truth.step_s)
         self.num_cache_resets = 0
         self.in_flight = 0
         self.peak_in_flight = 0
@@ -150,6 +263,7 @@ class MockApp:
         app.router.add_post("/v1/chat/completions", self.generate)
         app.router.add_post("/v1/completions", self.generate)
         app.router.add_post("/tokenize", self.tokenize)
+        app.router.add_get("/mock/sent", self.tell_sent)
         if self.options.is_dev_mode:
             app.router.add_get("/server_info", self.server_info)
             app.router.add_post("/reset_prefix_cache", self.reset_prefix_cache)
@@ -212,8 +326,13 @@ class MockApp:
         }
         return web.json_response(answer)
 
+    async def tell_sent(self, request: web.Request) -> web.Response:
+        """Tell when every answer was really sent."""
+        return web.json_response([asdict(sent) for sent in self.sent])
+
     async def generate(self, request: web.Request) -> web.StreamResponse:
         number, at_s = len(self.seen), time.perf_counter()
+        self.sent.append(Sent(number, at_s))
         body = await request.json()
         self.seen.append(Seen(number, at_s, request.path, body))
         self.in_flight += 1
@@ -236,16 +355,16 @@ class MockApp:
         if fault == "hang":
             await asyncio.sleep(3600)
         async with self._slots:
-            if body.get("stream"):
-                return await self._stream(request, body, fault)
+            if body.get("stream") and fault != "not_a_stream":
+                return await self._stream(request, body, fault, self.sent[number])
             return await self._whole(request.path, body)
 
     async def _whole(self, path: str, body: dict[str, Any]) -> web.Response:
-        sizes = self.truth.chunk_sizes(body["max_tokens"])
+        sizes = self.truth.chunk_sizes(_max_tokens(body))
         await asyncio.sleep(self.truth.first_token_s + self.truth.step_s * (len(sizes) - 1))
         for index, size in enumerate(sizes):
             self._count_step(index, size)
-        text = " token" * sum(sizes)
+        text = self._text(0, sum(sizes))
         is_chat = path.endswith("chat/completions")
         choice = {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
         answer = {
@@ -256,18 +375,35 @@ class MockApp:
         return web.json_response(answer)
 
     async def _stream(
-        self, request: web.Request, body: dict[str, Any], fault: str | None
+        self, request: web.Request, body: dict[str, Any], fault: str | None, sent: Sent
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
-        async for event in self._events(request.path, body, fault):
-            await self._write(response, event)
-        if fault == "reset" and request.transport is not None:
-            request.transport.abort()
+        script = self._script(request.path, body, fault)
+        if self.truth.is_in_step:
+            await asyncio.sleep(self.truth.first_token_s)
+            await self._stepper.send(StepsOfAnswer(response, script, sent, self._count_step))
+            return response
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        for step, data, num_tokens in script:
+            due_s = began_s + self.truth.first_token_s + step * self.truth.step_s
+            if step >= 0 and (left_s := due_s - clock()) > 0:
+                await asyncio.sleep(left_s)
+            if step == NUM_CHUNKS_BEFORE_FAULT and fault in STREAM_FAULTS:
+                for piece in _fault_pieces(fault):
+                    await response.write(piece)
+                if fault == "reset" and request.transport is not None:
+                    request.transport.abort()
+                return response
+            if num_tokens:
+                sent.note(time.perf_counter(), num_tokens)
+            await self._write(response, data)
+            if num_tokens:
+                self._count_step(step, num_tokens)
         return response
 
-    async def _write(self, response: web.StreamResponse, event: str) -> None:
-        data = event.encode()
+    async def _write(self, response: web.StreamResponse, data: bytes) -> None:
         if self.truth.has_keep_alive:
             await response.write(b": keep-alive\n\n")
         if self.truth.cuts_events:
@@ -277,47 +413,61 @@ class MockApp:
             data = data[middle:]
         await response.write(data)
 
-    async def _events(
-        self, path: str, body: dict[str, Any], fault: str | None
-    ) -> AsyncIterator[str]:
-        """Yield the events of one answer, each at its time."""
+    def _script(self, path: str, body: Mapping[str, Any], fault: str | None) -> Script:
+        """Return the events of one answer, made once for all requests that ask for the same."""
         options = body.get("stream_options") or {}
-        sizes = [] if fault == "empty" else self.truth.chunk_sizes(body["max_tokens"])
-        clock = asyncio.get_running_loop().time
-        began_s, total = clock(), 0
-        is_chat = path.endswith("chat/completions")
-        if is_chat and self.truth.sends_role_at_once:
-            yield self._chunk(path, options, {"role": "assistant", "content": ""}, 0)
-        for index, size in enumerate(sizes or [0]):
-            due_s = began_s + self.truth.first_token_s + index * self.truth.step_s
-            await asyncio.sleep(max(0.0, due_s - clock()))
-            if fault in STREAM_FAULTS and fault != "empty" and index == NUM_CHUNKS_BEFORE_FAULT:
-                for event in _fault_events(fault):
-                    yield event
-                return
-            if is_chat and index == 0 and not self.truth.sends_role_at_once:
-                yield self._chunk(path, options, {"role": "assistant", "content": ""}, 0)
+        is_asked = [bool(options.get(n)) for n in ("include_usage", "continuous_usage_stats")]
+        key = (path, *is_asked, _max_tokens(body), fault == "empty")
+        if key not in self._scripts:
+            self._scripts[key] = self._new_script(path, options, body, is_empty=fault == "empty")
+        return self._scripts[key]
+
+    def _new_script(
+        self, path: str, options: Mapping[str, Any], body: Mapping[str, Any], *, is_empty: bool
+    ) -> Script:
+        sizes = [] if is_empty else self.truth.chunk_sizes(_max_tokens(body))
+        script: Script = []
+        if path.endswith("chat/completions"):
+            role = self._chunk(path, options, {"role": "assistant", "content": ""}, 0)
+            script.append((-1 if self.truth.sends_role_at_once else 0, role, 0))
+        total = 0
+        for step, size in enumerate(sizes or [0]):
+            text = self._text(total, size)
             total += size
-            self._count_step(index, size)
-            finish = None if index < len(sizes) - 1 else "length"
-            yield self._chunk(path, options, {"content": " token" * size}, total, finish)
-        if options.get("include_usage"):
-            yield _event({**self._head(path), "choices": [], "usage": self._usage(total)})
-        yield "data: [DONE]\n\n"
+            finish = None if step < len(sizes) - 1 else "length"
+            chunk = self._chunk(path, options, self._delta(text), total, finish)
+            script.append((step, chunk, size))
+        last = max(len(sizes) - 1, 0)
+        if options.get("include_usage") and self.truth.has_final_usage:
+            usage = self._usage(total - self.truth.final_usage_falls_short)
+            script.append((last, _event({**self._head(path), "choices": [], "usage": usage}), 0))
+        if self.truth.has_done:
+            script.append((last, b"data: [DONE]\n\n", 0))
+        return script
+
+    def _text(self, first: int, count: int) -> str:
+        if self.truth.word is not None:
+            return self.truth.word * count
+        return "".join(f" w{number}" for number in range(first, first + count))
+
+    def _delta(self, text: str) -> dict[str, Any]:
+        if self.truth.text_key == "tool_calls":
+            return {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}
+        return {self.truth.text_key: text}
 
     def _chunk(
         self,
         path: str,
         options: Mapping[str, Any],
-        delta: Mapping[str, str],
+        delta: Mapping[str, Any],
         total: int,
         finish_reason: str | None = None,
-    ) -> str:
+    ) -> bytes:
         is_chat = path.endswith("chat/completions")
         content = {"delta": delta} if is_chat else {"text": delta["content"]}
         choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
-        chunk = {**self._head(path), "choices": [choice]}
-        if options.get("continuous_usage_stats"):
+        chunk: dict[str, Any] = {**self._head(path), "choices": [choice]}
+        if options.get("continuous_usage_stats") and self.truth.has_continuous_usage:
             chunk["usage"] = self._usage(total)
         return _event(chunk)
 
@@ -339,8 +489,8 @@ class MockApp:
             "completion_tokens": completion_tokens,
         }
 
-    def _make_counters(self) -> dict[str, Counter]:
-        """Make vLLM's counters with the library that vLLM makes them with."""
+    def _make_counters(self) -> dict[str, Any]:
+        """Make vLLM's counters with the library that vLLM makes them with; look each up once."""
         names = ["prompt_tokens", "generation_tokens", "num_preemptions"]
         names += ["prefix_cache_queries", "prefix_cache_hits"]
         if self.truth.num_speculative_tokens and self.options.has_spec_counters:
@@ -353,14 +503,24 @@ class MockApp:
                     "accepted_tokens_per_pos",
                 )
             ]
-        counters = {}
+        counters: dict[str, Any] = {}
         for name in names:
-            labels = ["model_name", "engine", *(["position"] if name.endswith("per_pos") else [])]
-            counters[name] = Counter(
-                f"vllm:{name}", f"Mocked {name}.", labels, registry=self._registry
+            labels = ["model_name", "engine"]
+            of_this = (self.options.served_model_name, "0")
+            if not name.endswith("per_pos"):
+                counter = Counter(
+                    f"vllm:{name}", f"Mocked {name}.", labels, registry=self._registry
+                )
+                counters[name] = counter.labels(*of_this)
+                continue
+            counter = Counter(
+                f"vllm:{name}",
+                f"Mocked {name}.",
+                [*labels, "position"],
+                registry=self._registry,
             )
-            if "position" not in labels:
-                counters[name].labels(self.options.served_model_name, "0")
+            for position in range(self.truth.num_speculative_tokens):
+                counters[f"{name} {position}"] = counter.labels(*of_this, str(position))
         gauge = Gauge(
             "vllm:num_requests_running",
             "Number of requests in model execution batches.",
@@ -368,32 +528,29 @@ class MockApp:
             registry=self._registry,
         )
         gauge.labels(self.options.served_model_name, "0").set_function(lambda: self.in_flight)
-        if "spec_decode_num_accepted_tokens_per_pos" in counters:
-            for position in range(self.truth.num_speculative_tokens):
-                counters["spec_decode_num_accepted_tokens_per_pos"].labels(
-                    self.options.served_model_name, "0", str(position)
-                )
         return counters
 
     def _count_step(self, index: int, size: int) -> None:
-        self._add("generation_tokens", size)
+        self._counters["generation_tokens"].inc(size)
         if index == 0:
-            self._add("prompt_tokens", self.truth.num_prompt_tokens)
-            self._add("prefix_cache_queries", self.truth.num_prompt_tokens)
+            self._counters["prompt_tokens"].inc(self.truth.num_prompt_tokens)
+            self._counters["prefix_cache_queries"].inc(self.truth.num_prompt_tokens)
             return
         if "spec_decode_num_drafts" in self._counters:
-            self._add("spec_decode_num_drafts", 1)
-            self._add("spec_decode_num_draft_tokens", self.truth.num_speculative_tokens)
-            self._add("spec_decode_num_accepted_tokens", size - 1)
+            self._counters["spec_decode_num_drafts"].inc(1)
+            self._counters["spec_decode_num_draft_tokens"].inc(self.truth.num_speculative_tokens)
+            self._counters["spec_decode_num_accepted_tokens"].inc(size - 1)
             for position in range(size - 1):
-                self._add("spec_decode_num_accepted_tokens_per_pos", 1, str(position))
-
-    def _add(self, name: str, amount: float, *labels: str) -> None:
-        self._counters[name].labels(self.options.served_model_name, "0", *labels).inc(amount)
+                self._counters[f"spec_decode_num_accepted_tokens_per_pos {position}"].inc(1)
 
 
-def _event(data: Mapping[str, Any]) -> str:
-    return f"data: {json.dumps(data, separators=(',', ':'))}\n\n"
+def _max_tokens(body: Mapping[str, Any]) -> int:
+    return int(body.get("max_tokens") or body["max_completion_tokens"])
+
+
+def _event(data: Mapping[str, Any]) -> bytes:
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
+    return f"data: {text}\n\n".encode()
 
 
 def _error(code: int, kind: str, message: str) -> dict[str, Any]:
@@ -404,12 +561,21 @@ def _refusal(code: int, kind: str, message: str) -> web.Response:
     return web.json_response(_error(code, kind, message), status=code)
 
 
-def _fault_events(fault: str | None) -> list[str]:
+def _fault_pieces(fault: str) -> list[bytes]:
+    """Return what is sent in place of the answer's next chunk, before the answer ends."""
     if fault == "error_in_stream":
-        return [_event(_error(*HTTP_FAULTS["http_500"])), "data: [DONE]\n\n"]
-    if fault == "not_json":
-        return ["data: {oops\n\n"]
-    return ["data: 5\n\n"] if fault == "not_an_object" else []
+        return [_event(_error(*HTTP_FAULTS["http_500"])), b"data: [DONE]\n\n"]
+    if fault == "huge_event":
+        return [b"data: ", *[b"x" * 2**16] * (17 * 16)]
+    if fault == "aborted":
+        choice = {"index": 0, "delta": {"content": ""}, "finish_reason": "abort"}
+        return [_event({"choices": [choice]}), b"data: [DONE]\n\n"]
+    one = {
+        "not_json": b"data: {oops\n\n",
+        "not_an_object": b"data: 5\n\n",
+        "wrong_shape": b'data: {"choices":"none"}\n\n',
+    }
+    return [one[fault]] if fault in one else []
 
 
 def die(log: str) -> None:
@@ -492,6 +658,7 @@ def _parser() -> argparse.ArgumentParser:
     mock = parser.add_argument_group("what the mock does")
     mock.add_argument("--mock-first-token-s", type=float, default=Truth.first_token_s)
     mock.add_argument("--mock-step-s", type=float, default=Truth.step_s)
+    mock.add_argument("--mock-in-step", action="store_true", help="all answers step together")
     mock.add_argument("--mock-tokens-per-step", default="1", help="a cycle such as 3,1,2")
     mock.add_argument("--mock-output-tokens", type=int)
     faults = ", ".join([*HTTP_FAULTS, *STREAM_FAULTS])
@@ -523,6 +690,7 @@ def _truth(args: argparse.Namespace) -> Truth:
     return Truth(
         first_token_s=args.mock_first_token_s,
         step_s=args.mock_step_s,
+        is_in_step=args.mock_in_step,
         tokens_per_step=tuple(int(part) for part in args.mock_tokens_per_step.split(",")),
         num_output_tokens=args.mock_output_tokens,
         num_speculative_tokens=(args.speculative_config or {}).get("num_speculative_tokens", 0),
@@ -550,6 +718,7 @@ def _options(args: argparse.Namespace) -> Options:
 
 async def _run(args: argparse.Namespace) -> None:
     options = _options(args)
+    gc.freeze()
     await asyncio.sleep(args.mock_launch_s)
     if args.mock_dies_at_launch:
         die(options.log)

@@ -91,6 +91,14 @@ class LoadClient:
     ) -> Drive:
         """Send `requests` to the server at `base_url` and return when the last one is answered.
 
+        Open loop (the requests have arrival times): each conversation begins at its first turn's
+        time, whatever the server does, and a later turn is due `think_s` after the answer to the one
+        before; latency counts from these times. Closed loop: each user sends a conversation's turns,
+        then takes the next conversation, and waits `think_s` before every request. A lone request is
+        a conversation of one turn. Nothing is sent later than `schedule.max_duration_s`; a request
+        that was not sent by then has no record. The turns after one that failed are not sent, and
+        have records with the error kind `previous_turn`.
+
         Args:
             schedule: gives the endpoint, the kind of load and the limits on time.
             requests: the schedule's own requests, or its warm-up.
@@ -102,6 +110,7 @@ class LoadClient:
         Raises:
             MeasurementStopped: `should_stop` said so.
             ClientFailed: the load generator died or went past every time limit.
+            ValueError: in open loop, a conversation's first turn has no arrival time.
         """
         if not requests:
             return Drive((), ClientAudit(), 0.0)
@@ -109,14 +118,14 @@ class LoadClient:
         began = time.perf_counter()
         deadline = began + schedule.max_duration_s + schedule.request_timeout_s + GRACE_S
         self._send(_job(schedule, requests, base_url, model))
-        names = {r.request_id: (r.class_name, r.prompt.prompt_id) for r in requests}
+        by_id = {r.request_id: r for r in requests}
         records: list[RequestRecord] = []
         while True:
             message = self._next(deadline, should_stop)
             if message["type"] == "done":
                 audit = ClientAudit(**message["audit"])
                 return Drive(tuple(records), audit, time.perf_counter() - began)
-            record = _record(message, names)
+            record = _record(message, by_id)
             records.append(record)
             if on_record is not None:
                 on_record(record)
@@ -164,19 +173,27 @@ def _job(
     schedule: Schedule, requests: Sequence[ScheduledRequest], base_url: str, model: str
 ) -> dict[str, Any]:
     path = "/v1/chat/completions" if schedule.endpoint == "chat" else "/v1/completions"
-    is_open_loop = requests[0].arrival_s is not None
+    # Warm-up requests have no arrival times, so they go in closed loop whatever the load is.
+    is_open_loop = any(r.arrival_s is not None for r in requests)
+    for request in requests if is_open_loop else ():
+        if request.arrival_s is None and (request.conversation_id is None or request.turn == 0):
+            raise ValueError(f"request {request.request_id} has no arrival time")
     return {
         "base_url": base_url,
         "path": path,
         "model": model,
-        # Warm-up requests have no arrival times, so they go in closed loop whatever the load is.
         "concurrency": None if is_open_loop else schedule.concurrency or len(requests),
         "max_duration_s": schedule.max_duration_s,
         "request_timeout_s": schedule.request_timeout_s,
+        "keeps_outputs": schedule.keeps_outputs,
         "requests": [
             {
                 "request_id": r.request_id,
                 "arrival_s": r.arrival_s,
+                "conversation_id": r.conversation_id,
+                "turn": r.turn,
+                "think_s": r.think_s,
+                "is_live": r.is_live,
                 "body": r.body(schedule.endpoint),
             }
             for r in requests
@@ -184,7 +201,16 @@ def _job(
     }
 
 
-def _record(message: dict[str, Any], names: dict[int, tuple[str, str]]) -> RequestRecord:
-    class_name, prompt_id = names[message["request_id"]]
+def _record(message: dict[str, Any], by_id: dict[int, ScheduledRequest]) -> RequestRecord:
     row = {key: value for key, value in message.items() if key != "type"}
-    return record_from_dict({**row, "class_name": class_name, "prompt_id": prompt_id})
+    request = by_id[row["request_id"]]
+    return record_from_dict(
+        {
+            **row,
+            "class_name": request.class_name,
+            "prompt_id": request.prompt.prompt_id,
+            "conversation_id": request.conversation_id,
+            "turn": request.turn,
+            "think_s": request.think_s,
+        }
+    )

@@ -31,6 +31,17 @@ class RequestRecord:
     finish_reason: str | None
     error: str | None = None
     """Why the request failed; None when it was answered in full."""
+    error_kind: str | None = None
+    """Sort of failure, for counting; one of `autotune.measure.client_worker.ERROR_KINDS`."""
+    conversation_id: int | None = None
+    """Conversation the request is a turn of; None: it stands alone."""
+    turn: int = 0
+    think_s: float = 0.0
+    """Wait between the user's previous answer and this request, as the schedule asked for."""
+    is_looping: bool = False
+    """Whether the answer ended in a loop, see `autotune.measure.loops`."""
+    output_text: str | None = None
+    """The answer; kept only where the profile's `privacy` allows it."""
 
     @property
     def is_ok(self) -> bool:
@@ -99,6 +110,10 @@ class ClientAudit:
     """CPU seconds of the client per second, 1.0 = one core."""
     loop_lag_p99_ms: float = 0.0
     """How late the client's own event loop woke up from 5 ms sleeps."""
+    num_chunks: int = 0
+    """Chunks with tokens that were received."""
+    chunks_per_read: float = 0.0
+    """Mean number of events handed out by one read; well above 1 means reading lags behind."""
 
 
 @dataclass(frozen=True)
