@@ -7,69 +7,25 @@ import math
 from collections.abc import Sequence
 
 import pytest
+from record_helpers import measurement, record
 
 from autotune.measure.metrics import (
-    Window,
+    Latency,
     e2el_ms,
+    error_counts,
     estimate,
+    icl_ms,
+    latency_of,
     meets_limits,
     observed,
-    pooled_acceptance,
+    quotient_parts,
     samples_of,
-    steady_window,
     summarize,
-    tokens_in,
     tpot_ms,
     ttft_ms,
     violations,
 )
-from autotune.measure.records import (
-    Measurement,
-    RequestRecord,
-    ServerCounters,
-    measurement_from_dict,
-)
-
-
-def record(
-    request_id: int,
-    sent_s: float,
-    chunks: Sequence[tuple[float, int]],
-    finished_s: float,
-    *,
-    scheduled_s: float | None = None,
-    class_name: str = "chat",
-    error: str | None = None,
-) -> RequestRecord:
-    """Make a record; `chunks` are (arrival, tokens so far)."""
-    return RequestRecord(
-        request_id=request_id,
-        class_name=class_name,
-        prompt_id=f"p{request_id}",
-        scheduled_s=scheduled_s,
-        sent_s=sent_s,
-        chunk_times_s=tuple(time_s for time_s, _ in chunks),
-        chunk_tokens=tuple(tokens for _, tokens in chunks),
-        finished_s=finished_s,
-        num_prompt_tokens=10,
-        num_completion_tokens=chunks[-1][1] if chunks else 0,
-        finish_reason="stop",
-        error=error,
-    )
-
-
-def measurement(
-    *records: RequestRecord, concurrency: int | None = 2, counters: ServerCounters | None = None
-) -> Measurement:
-    return Measurement(
-        schedule_digest="0123456789abcdef",
-        concurrency=concurrency,
-        started_at_s=1_700_000_000.0,
-        duration_s=max((r.finished_s for r in records), default=0.0),
-        records=records,
-        counters=counters or ServerCounters(),
-    )
-
+from autotune.measure.records import RequestRecord, ServerCounters, measurement_from_dict
 
 # Two users, three requests, no two events at the same moment.
 #
@@ -116,64 +72,27 @@ def test_no_token_has_no_latency_at_all() -> None:
     assert (ttft_ms(none), tpot_ms(none), e2el_ms(none)) == (None, None, None)
 
 
-# --- the steady window and throughputs ---
-
-
-def test_closed_loop_window_goes_from_full_to_the_first_empty_slot() -> None:
-    # Both users are busy from B's send at 0.01; the last send is C's at 1.52, and the first
-    # completion after it is B's at 2.02.
-    window = steady_window(CLOSED)
-    assert (window.start_s, window.end_s) == (0.01, 2.02)
-
-
-def test_a_completion_that_makes_room_for_the_last_send_leaves_no_slot_empty() -> None:
-    # As above, but C is sent in the very moment A finishes (a simulated clock does that): the
-    # slots stay full until B finishes at 2.02.
-    at_once = record(2, 1.51, [(2.12, 1), (3.12, 3)], 3.13)
-    assert steady_window(measurement(A, B, at_once)).end_s == 2.02
-
-
-def test_open_loop_window_goes_from_the_first_to_the_last_arrival() -> None:
-    records = [
-        record(i, due + 0.001, [(due + 0.2, 1), (due + 1.0, 5)], due + 1.1, scheduled_s=due)
-        for i, due in enumerate((0.0, 1.0, 2.5))
-    ]
-    window = steady_window(measurement(*records, concurrency=None))
-    assert (window.start_s, window.end_s) == (0.0, 2.5)
-
-
-def test_without_a_steady_part_the_whole_counts() -> None:
-    # Two slots for one request; and two arrivals within 0.1 s of a measurement of 3 s.
-    alone = measurement(A)
-    assert (steady_window(alone).start_s, steady_window(alone).end_s) == (0.0, 1.51)
-    burst = measurement(
-        record(0, 0.0, [(1.0, 1)], 1.1, scheduled_s=0.0),
-        record(1, 0.1, [(3.0, 1)], 3.0, scheduled_s=0.1),
-        concurrency=None,
-    )
-    assert (steady_window(burst).start_s, steady_window(burst).end_s) == (0.0, 3.0)
-    assert steady_window(measurement()).duration_s == 0.0
-
-
-@pytest.mark.parametrize(
-    ("start_s", "end_s", "tokens"),
-    [
-        (0.00, 9.0, 5),  # all of A
-        (0.50, 9.0, 4),  # its first token came at the window's edge, before it
-        (0.60, 1.2, 2),  # the second chunk alone: tokens 2 and 3
-        (1.60, 9.0, 0),  # nothing came later
-        (0.00, 0.4, 0),  # nothing came yet
-    ],
-)
-def test_tokens_count_where_their_chunk_arrived(start_s: float, end_s: float, tokens: int) -> None:
-    assert tokens_in(A, Window(start_s, end_s)) == tokens
+# --- throughputs ---
 
 
 def test_throughputs_are_those_of_the_window() -> None:
     # Window (0.01, 2.02], 2.01 s. Tokens inside: A 5; B 10 (its last chunk came at 2.01); C 0.
-    # Finished inside: A at 1.51 and B at 2.02.
+    # Of A's time 1.50 of 1.51 s lie inside, of B's all, of C's 0.50 of 1.61 s.
     assert observed("output_throughput_tps", CLOSED) == pytest.approx(15 / 2.01)
-    assert observed("request_throughput_rps", CLOSED) == pytest.approx(2 / 2.01)
+    requests = 1.50 / 1.51 + 1 + 0.50 / 1.61
+    assert observed("request_throughput_rps", CLOSED) == pytest.approx(requests / 2.01)
+
+
+def test_answers_that_end_together_at_the_edge_are_not_lost() -> None:
+    # Four slots in step, 12 answers of 1 s each, 4 a second. The slots do not end at quite the same
+    # moment, so counting completions up to the first empty slot would find 9.
+    together = [
+        record(4 * i + slot, i + slot * 1e-4, [(i + 1 + slot * 1e-4, 8)], i + 1 + slot * 1e-4)
+        for i in range(3)
+        for slot in range(4)
+    ]
+    found = observed("request_throughput_rps", measurement(*together, concurrency=4))
+    assert found == pytest.approx(4, rel=1e-3)
 
 
 def test_goodput_counts_only_requests_that_keep_every_limit() -> None:
@@ -181,6 +100,7 @@ def test_goodput_counts_only_requests_that_keep_every_limit() -> None:
     limits = {"chat": {"ttft_p95_ms": 550.0, "tpot_p95_ms": 240.0}}
     assert observed("goodput_tps", CLOSED, limits) == pytest.approx(10 / 2.01)
     assert observed("goodput_rps", CLOSED, limits) == pytest.approx(1 / 2.01)
+    assert observed("slo_attainment_ratio", CLOSED, limits) == pytest.approx(1 / 3)  # C has 600 ms
 
 
 def test_limits_of_another_class_do_not_matter() -> None:
@@ -192,7 +112,8 @@ def test_a_failed_request_brings_no_throughput() -> None:
     # B breaks off after its last chunk: its 10 tokens reached nobody as an answer, A's 5 did.
     broken = record(1, 0.01, [(0.41, 2), (1.21, 6), (2.01, 10)], 2.02, error="reset")
     failing = measurement(A, broken, C)
-    assert observed("request_throughput_rps", failing) == pytest.approx(1 / 2.01)
+    answered = 1.50 / 1.51 + 0.50 / 1.61
+    assert observed("request_throughput_rps", failing) == pytest.approx(answered / 2.01)
     assert observed("goodput_tps", failing) == pytest.approx(5 / 2.01)
     assert observed("output_throughput_tps", failing) == pytest.approx(5 / 2.01)
 
@@ -271,15 +192,52 @@ def test_requests_without_a_value_are_left_out_of_its_statistics() -> None:
     assert math.isnan(estimate("tpot_mean_ms", samples_of(measurement(single))))
 
 
-def test_throughput_for_resampling_is_per_busy_second() -> None:
-    # In flight: A 1.51 s, B 2.01 s, C 1.61 s, together 5.13 s; 18 tokens, 3 requests.
-    samples = samples_of(CLOSED)
-    assert estimate("output_throughput_tps", samples) == pytest.approx(18 / 5.13)
-    assert estimate("request_throughput_rps", samples) == pytest.approx(3 / 5.13)
+def test_a_throughput_is_a_quotient_of_sums_over_requests() -> None:
+    # Slot time inside (0.01, 2.02]: A 1.50, B 2.01, C 0.50, together 4.01; it is scaled to the
+    # window's 2.01 s, because two slots share it.
+    tokens, slot_s = quotient_parts("output_throughput_tps", samples_of(CLOSED))
+    assert tokens == pytest.approx([5, 10, 0])
+    assert slot_s == pytest.approx([1.50 / 4.01 * 2.01, 2.01 / 4.01 * 2.01, 0.50 / 4.01 * 2.01])
+
+
+def test_thinking_is_part_of_a_users_cycle() -> None:
+    # One user: 10 tokens in 1 s, then 3 s of thinking, three times. 30 tokens in 9 s; the cycles are
+    # 1, 4 and 4 s.
+    records = [
+        record(i, sent_s, [(sent_s + 1, 10)], sent_s + 1, think_s=think_s)
+        for i, (sent_s, think_s) in enumerate([(0.0, 0.0), (4.0, 3.0), (8.0, 3.0)])
+    ]
+    samples = samples_of(measurement(*records, concurrency=1))
+    assert estimate("output_throughput_tps", samples) == pytest.approx(30 / 9)
+    assert samples.window_slot_s == pytest.approx([1, 4, 4])
+
+
+def test_in_open_loop_the_window_is_shared_by_the_arrivals_inside() -> None:
+    # Arrivals at 0, 1, 2; each brings 6 tokens 0.1 s later. The first one is the ramp, so the window
+    # is 0.1 to 2, with one answer inside and two arrivals.
+    records = [
+        record(i, due, [(due + 0.1, 6)], due + 0.1, scheduled_s=due)
+        for i, due in enumerate((0.0, 1.0, 2.0))
+    ]
+    samples = samples_of(measurement(*records, concurrency=None))
+    assert estimate("output_throughput_tps", samples) == pytest.approx(6 / 1.9)
+    assert samples.window_slot_s == pytest.approx([0, 0.95, 0.95])
+    assert samples.is_open_loop
 
 
 def test_samples_are_ordered_by_request() -> None:
-    assert samples_of(measurement(C, A, B)).request_ids == (0, 1, 2)
+    assert [r.request_id for r in samples_of(measurement(C, A, B)).records] == [0, 1, 2]
+
+
+def test_turns_of_a_conversation_hang_together_by_its_first_prompt() -> None:
+    turns = [
+        record(i, 0.0, [(1.0, 1)], 1.0, prompt_id=prompt, conversation_id=conversation, turn=turn)
+        for i, (prompt, conversation, turn) in enumerate(
+            [("b2", 7, 1), ("b1", 7, 0), ("b1", 9, 0), ("c", None, 0), ("d", 11, 3)]
+        )
+    ]
+    # Conversations 7 and 9 run the same script. Of 11 the earlier turns are missing.
+    assert samples_of(measurement(*turns)).clusters == ("b1", "b1", "b1", "c", "d")
 
 
 def test_summary_holds_every_figure_and_none_where_there_is_none() -> None:
@@ -287,10 +245,58 @@ def test_summary_holds_every_figure_and_none_where_there_is_none() -> None:
     assert summary["ttft_mean_ms"] == pytest.approx(500)
     assert summary["tpot_p50_ms"] == pytest.approx(250)
     assert summary["output_throughput_tps"] == pytest.approx(15 / 2.01)
+    assert summary["slo_attainment_ratio"] == 1
+    assert summary["error_ratio"] == 0
     assert summary["acceptance_length"] is None
     assert summary["acceptance_rate"] is None
-    assert len(summary) == 4 + 3 * 5 + 2  # throughputs, latencies x statistics, acceptance
+    # Throughputs, attainment, latencies x statistics, ICL, errors, acceptance.
+    assert len(summary) == 4 + 1 + 3 * 5 + 4 + 1 + 2
     assert set(summarize(measurement()).values()) == {None}
+
+
+# --- gaps between chunks ---
+
+
+def test_gaps_are_between_chunks_whatever_they_hold() -> None:
+    # A: 0.5, 0.5; B: 0.8, 0.8; C: 0.5, 0.5 s. Sorted: 500 x 4, 800 x 2; p95 at rank 4.75 is 800.
+    assert icl_ms(B) == pytest.approx([800, 800])
+    assert len(icl_ms(record(0, 0.0, [(0.5, 3)], 0.6))) == 0
+    summary = summarize(CLOSED)
+    assert summary["icl_p50_ms"] == pytest.approx(500)
+    assert summary["icl_p95_ms"] == pytest.approx(800)
+    assert summary["icl_max_ms"] == pytest.approx(800)
+    assert "icl_mean_ms" not in summary
+
+
+def test_a_limit_on_gaps_is_on_the_requests_own() -> None:
+    # Gaps of 100, 100 and 700 ms: the median is 100, the largest 700, p95 at rank 1.9 is 640.
+    stutter = record(0, 0.0, [(0.1, 1), (0.2, 2), (0.3, 3), (1.0, 4)], 1.0)
+    assert meets_limits(stutter, {"icl_p50_ms": 100.1, "icl_p95_ms": 640.1, "icl_max_ms": 700.1})
+    assert not meets_limits(stutter, {"icl_p95_ms": 639.9})
+    assert meets_limits(record(0, 0.0, [(0.1, 1)], 0.1), {"icl_max_ms": 1.0})  # there is no gap
+
+
+def test_a_failed_request_stands_for_as_many_worst_gaps_as_an_answer_has() -> None:
+    # Nine answers of two gaps each and a failure: 18 gaps of 100 ms and 2 of the worst, 10 % of all.
+    # p90 lies at rank 0.9 x 19 = 17.1, between the last good one and the first bad one.
+    quick = [record(i, 0.0, [(0.1, 1), (0.2, 2), (0.3, 3)], 0.3) for i in range(9)]
+    failed = record(9, 0.0, [], 0.001, error="HTTP 503")
+    limits = {"chat": {"icl_p50_ms": 200.0, "icl_p90_ms": 200.0}}
+    found = violations(measurement(*quick, failed), limits)
+    assert found["chat.icl_p50_ms"] == pytest.approx(-0.5)
+    assert found["chat.icl_p90_ms"] > 1000
+
+
+@pytest.mark.parametrize("name", ["itl_p95_ms", "ttft_p42_ms", "icl_p95", "output_throughput_tps"])
+def test_other_names_are_no_latencies(name: str) -> None:
+    assert latency_of(name) is None
+
+
+def test_a_latency_name_tells_metric_and_statistic() -> None:
+    assert latency_of("icl_p99_ms") == Latency("icl", "p99")
+    assert Latency("icl", "p99").percentile == 99
+    assert Latency("icl", "max").percentile is None
+    assert Latency("ttft", "mean").percentile is None
 
 
 # --- counters ---
@@ -337,18 +343,6 @@ def test_difference_where_positions_appeared_in_between() -> None:
     assert counters(110, 320, [85, 51, 20]).minus(half) == counters(100, 300, [80, 50, 20])
 
 
-def test_acceptance_pools_measurements_by_their_drafts() -> None:
-    # Position 0: (80 + 10) / (100 + 20) = 0.75. Position 1: (50 + 4) / 120 = 0.45.
-    # Position 2 was drafted in the first alone: 20 / 100 = 0.2.
-    first = measurement(A, counters=counters(100, 300, [80, 50, 20]))
-    second = measurement(A, counters=counters(20, 40, [10, 4]))
-    assert pooled_acceptance([first, second]) == pytest.approx((0.75, 0.45, 0.2))
-    assert pooled_acceptance([measurement(A)]) == ()
-    assert pooled_acceptance([]) == ()
-    idle = measurement(A, counters=counters(0, 0, [0, 0]))
-    assert pooled_acceptance([idle]) == (0.0, 0.0)
-
-
 # --- records ---
 
 
@@ -360,4 +354,9 @@ def test_a_measurement_survives_json() -> None:
 def test_errors_and_empty_answers_are_counted() -> None:
     failed = record(3, 0.0, [(0.1, 1)], 0.2, error="reset")
     empty = record(4, 0.0, [], 0.2)
-    assert measurement(A, failed, empty).num_errors == 2
+    late = [record(5 + i, 0.0, [], 9.0, error="no answer", error_kind="timeout") for i in range(2)]
+    mixed = measurement(A, failed, empty, *late)
+    assert mixed.num_errors == 4
+    assert error_counts(mixed) == {"timeout": 2, "unknown": 1, "empty": 1}
+    assert summarize(mixed)["error_ratio"] == pytest.approx(4 / 5)
+    assert error_counts(CLOSED) == {}
