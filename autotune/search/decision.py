@@ -6,13 +6,17 @@ best, so its value is too good on average (the winner's curse); fresh launches h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from autotune.measure.metrics import Limits, worst_violation
+from autotune.measure.audit import AuditLevel, audit_verdict
+from autotune.measure.launch_spread import LaunchSpread, estimate_launch_spread
+from autotune.measure.metrics import Limits, observed, worst_violation
+from autotune.measure.quality.verdict import QualityLevel, QualityVerdict
 from autotune.measure.records import Measurement
 from autotune.measure.stats import CONFIDENCE, Interval, metric_interval, ratio_interval
 from autotune.serving.config import ServingConfig
@@ -44,6 +48,8 @@ class Finalist:
     label: str
     num_failed: int = 0
     """Confirmation launches that failed for good; a config that fails once in a while cannot win."""
+    quality: QualityVerdict | None = None
+    """The quality gate's verdict; None where the config was not judged."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,7 @@ class FinalistResult:
     """Relative: above 0 violated, -0.1 is 10 % below the limit."""
     is_tied_with_best: bool
     acceptance_length: float | None
+    quality: QualityVerdict | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,10 @@ class Decision:
 
 
 def decide(
-    finalists: Sequence[Finalist], goal: Goal, trained_depth: int | None = None
+    finalists: Sequence[Finalist],
+    goal: Goal,
+    trained_depth: int | None = None,
+    caveats: Sequence[str] = (),
 ) -> Decision | None:
     """Choose among the finalists.
 
@@ -108,6 +118,7 @@ def decide(
         finalists: each with its confirmation launches.
         goal: objective, limits and margin.
         trained_depth: of the drafter, for the warning about K beyond it.
+        caveats: what limits every conclusion of the study; they become warnings.
 
     Returns:
         The decision; None when no finalist is feasible or was launched at least twice.
@@ -116,9 +127,10 @@ def decide(
     feasible = [f for f in usable if _is_feasible(f, goal)]
     if not feasible:
         return None
+    spread = estimate_launch_spread(goal.objective, [f.measurements for f in usable], goal.limits)
     best = _best(feasible, goal)
     baseline = next((f for f in usable if BASELINE_ROLE in f.roles), None)
-    results = tuple(_result(f, best, baseline, goal) for f in usable)
+    results = tuple(_result(f, best, baseline, goal, spread) for f in usable)
     tied = [
         f for f, r in zip(usable, results, strict=True) if r.is_feasible and r.is_tied_with_best
     ]
@@ -133,9 +145,9 @@ def decide(
         margin_ratio=goal.margin_ratio,
         confidence=CONFIDENCE,
         finalists=results,
-        gain_over_baseline=_gain(winner, baseline, goal),
-        gain_over_default=_gain(winner, default, goal),
-        warnings=tuple(_warnings(winner, goal, trained_depth)),
+        gain_over_baseline=_gain(winner, baseline, goal, spread),
+        gain_over_default=_gain(winner, default, goal, spread),
+        warnings=(*_warnings(winner, goal, trained_depth), *caveats),
         is_simulated=any(m.is_simulated for f in usable for m in f.measurements),
         schedule_digest=winner.measurements[0].schedule_digest,
     )
@@ -143,24 +155,36 @@ def decide(
 
 def _is_feasible(finalist: Finalist, goal: Goal) -> bool:
     worst = worst_violation(finalist.measurements, goal.limits)
-    return finalist.num_failed == 0 and (worst is None or worst[1] <= 0)
+    is_good = finalist.quality is None or finalist.quality.is_feasible
+    return is_good and finalist.num_failed == 0 and (worst is None or worst[1] <= 0)
 
 
 def _best(finalists: Sequence[Finalist], goal: Goal) -> Finalist:
     """The finalist with the best objective over its launches, failing that the first."""
 
     def value(finalist: Finalist) -> float:
-        interval = metric_interval(goal.objective, finalist.measurements, goal.limits)
+        values = [observed(goal.objective, m, goal.limits) for m in finalist.measurements]
+        mean = float(np.mean(values))
         worst = float("-inf") if goal.is_maximized else float("inf")
-        return interval.estimate if interval is not None else worst
+        return mean if math.isfinite(mean) else worst
 
     return max(finalists, key=value) if goal.is_maximized else min(finalists, key=value)
 
 
 def _result(
-    finalist: Finalist, best: Finalist, baseline: Finalist | None, goal: Goal
+    finalist: Finalist,
+    best: Finalist,
+    baseline: Finalist | None,
+    goal: Goal,
+    spread: LaunchSpread | None,
 ) -> FinalistResult:
-    to_best = ratio_interval(goal.objective, finalist.measurements, best.measurements, goal.limits)
+    to_best = ratio_interval(
+        goal.objective,
+        finalist.measurements,
+        best.measurements,
+        goal.limits,
+        launch_spread=spread,
+    )
     worst = worst_violation(finalist.measurements, goal.limits)
     lengths = [m.counters.acceptance_length for m in finalist.measurements]
     known = [length for length in lengths if length is not None]
@@ -170,14 +194,17 @@ def _result(
         label=finalist.label,
         roles=finalist.roles,
         num_launches=len(finalist.measurements),
-        objective=metric_interval(goal.objective, finalist.measurements, goal.limits),
+        objective=metric_interval(
+            goal.objective, finalist.measurements, goal.limits, launch_spread=spread
+        ),
         ratio_to_best=to_best,
-        ratio_to_baseline=_gain(finalist, baseline, goal),
+        ratio_to_baseline=_gain(finalist, baseline, goal, spread),
         is_feasible=_is_feasible(finalist, goal),
         worst_limit=worst[0] if worst is not None else None,
         worst_violation=worst[1] if worst is not None else None,
         is_tied_with_best=finalist is best or _is_tied(to_best, goal),
         acceptance_length=float(np.mean(known)) if known else None,
+        quality=finalist.quality,
     )
 
 
@@ -191,11 +218,17 @@ def _is_tied(ratio_to_best: Interval | None, goal: Goal) -> bool:
     return not is_worse or by < goal.margin_ratio
 
 
-def _gain(finalist: Finalist, reference: Finalist | None, goal: Goal) -> Interval | None:
+def _gain(
+    finalist: Finalist, reference: Finalist | None, goal: Goal, spread: LaunchSpread | None
+) -> Interval | None:
     if reference is None or reference is finalist:
         return None
     return ratio_interval(
-        goal.objective, finalist.measurements, reference.measurements, goal.limits
+        goal.objective,
+        finalist.measurements,
+        reference.measurements,
+        goal.limits,
+        launch_spread=spread,
     )
 
 
@@ -220,9 +253,36 @@ def _warnings(winner: Finalist, goal: Goal, trained_depth: int | None) -> list[s
         warnings.append(
             f"K = {config.num_speculative_tokens} is beyond the drafter's trained depth of {trained_depth}"
         )
-    if config.weights != "as_is" or config.kv_cache_dtype != "auto":
-        warnings.append("FP8 changes what the model says; check the quality of its answers")
+    warnings += _client_warnings(winner)
+    warnings += _quality_warnings(winner)
     worst = worst_violation(winner.measurements, goal.limits)
     if worst is not None and -NEAR_LIMIT_RATIO < worst[1] <= 0:
         warnings.append(f"{worst[0]} is only {-worst[1]:.1%} below its limit")
     return warnings
+
+
+def _client_warnings(winner: Finalist) -> list[str]:
+    """Say where the load generator was late, or near it."""
+    verdicts = [audit_verdict(m) for m in winner.measurements]
+    count = len(verdicts)
+    for level, word in ((AuditLevel.INVALID, "was late"), (AuditLevel.WARN, "was nearly late")):
+        found = [v for v in verdicts if v.level is level]
+        if found:
+            return [
+                f"client-limited: the load generator {word} in {len(found)} of {count} "
+                f"measurements: {found[0].reasons[0]}"
+            ]
+    return []
+
+
+def _quality_warnings(winner: Finalist) -> list[str]:
+    config, verdict = winner.config, winner.quality
+    if verdict is None:
+        is_lossy = config.weights != "as_is" or config.kv_cache_dtype != "auto"
+        if is_lossy:
+            return ["FP8 changes what the model says, and its answers were not checked"]
+        return []
+    if verdict.level is QualityLevel.PASSED:
+        return []
+    word = "were not checked" if verdict.level is QualityLevel.NOT_CHECKED else "deserve a look"
+    return [f"the answers {word}: {reason}" for reason in verdict.reasons]

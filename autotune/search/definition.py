@@ -14,7 +14,7 @@ from autotune.traffic.schedule import Schedule
 def study_definition(
     profile: TrafficProfile,
     space: SearchSpace,
-    schedule: Schedule,
+    schedules: tuple[Schedule, Schedule],
     engine: EngineInfo,
     model: str,
     drafters: tuple[str, ...],
@@ -23,17 +23,19 @@ def study_definition(
     """Collect everything that measurements of one study must share to be compared.
 
     How to start the server (interpreter, variables) is left out: variables may hold secrets, and
-    the engine's version and hardware are what matters. The schedule's hash stands for the content
-    of the prompt files.
+    the engine's version and hardware are what matters. So is what changes no measurement. The
+    hashes of the schedules (search, confirmation) stand for the content of the prompt files.
     """
     traffic = profile.model_dump(
-        mode="json", exclude={"serve", "model", "drafter", "seed", "name"}
+        mode="json",
+        by_alias=True,
+        exclude={"serve", "model", "drafter", "seed", "name", "cost", "privacy"},
     )
     return {
         "model": model,
         "drafters": list(drafters),
         "seed": seed,
-        "schedule": schedule.digest,
+        "schedule": [schedule.digest for schedule in schedules],
         "traffic": traffic,
         "space": space.model_dump(mode="json", exclude={"name"}),
         "engine": {
@@ -52,7 +54,7 @@ def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[st
     lines = [
         f"{path}: {_show(a)} -> {_show(b)}"
         for path, a, b in _walk("", stored, wanted)
-        if path != "schedule"
+        if not path.startswith("schedule")
     ]
     if not lines and stored.get("schedule") != wanted.get("schedule"):
         return ["the content of the prompt files has changed"]

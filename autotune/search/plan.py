@@ -37,6 +37,7 @@ def make_plan(setup: SearchSetup) -> Plan:
         *_candidates(setup),
         *_fixed(setup),
         *[f"note: {note}" for note in setup.notes],
+        *[f"caution: {caveat}" for caveat in setup.caveats],
         f"launches: {setup.max_trials} to search, up to {_num_confirmations(setup)} to confirm",
         f"estimated time: at most {estimated_s / 60:.0f} min (a guess: {launch_s:.0f} s a launch, "
         f"traffic at most {traffic_s:.0f} s a launch)",

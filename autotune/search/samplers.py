@@ -113,9 +113,9 @@ def _tpe(seed: int, num_startup: int) -> BaseSampler:
 
 
 def _gp(seed: int, num_startup: int) -> BaseSampler:
-    if find_spec("scipy") is None or find_spec("torch") is None:
+    if find_spec("torch") is None:
         raise PrerequisiteError(
-            'the GP sampler needs scipy and torch: pip install "autotune[gp]". '
+            'the GP sampler needs torch: pip install "autotune[gp]". '
             "Or choose another one: --sampler tpe."
         )
     return optuna.samplers.GPSampler(seed=seed, n_startup_trials=num_startup)

@@ -12,6 +12,7 @@ from typing import Any
 
 import autotune
 from autotune.errors import InputError, invalid
+from autotune.measure.quality.tasks import LoadedTask, load_tasks
 from autotune.search.candidates import Candidates, enumerate_candidates
 from autotune.search.decision import Goal
 from autotune.search.definition import study_definition
@@ -26,9 +27,12 @@ from autotune.serving.engine import Engine
 from autotune.serving.models import DrafterInfo, ModelInfo
 from autotune.serving.vllm_options import Needs
 from autotune.store.schema import without_password
+from autotune.traffic.caveats import caveats
+from autotune.traffic.drawing import build_schedule
+from autotune.traffic.pools import Part
 from autotune.traffic.profile import TrafficProfile
-from autotune.traffic.schedule import Schedule, build_schedule
-from autotune.traffic.tokens import longest_request
+from autotune.traffic.schedule import Schedule
+from autotune.traffic.tokens import TokenCounter, longest_request, token_counter
 
 DEFAULT_TRIALS = 20
 _STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -71,12 +75,18 @@ class SearchSetup:
     target: ModelInfo | None
     drafters: tuple[DrafterInfo, ...]
     schedule: Schedule
+    confirm_schedule: Schedule
+    """What the finalists are compared on: held-out prompts, where the profile holds some out."""
     candidates: Candidates
     needs: Needs
     goal: Goal
     definition: Mapping[str, Any]
     environment: Mapping[str, Any]
     notes: tuple[str, ...] = field(default=())
+    quality_tasks: tuple[LoadedTask, ...] = field(default=())
+    """Questions with checkable answers, for the quality gate."""
+    caveats: tuple[str, ...] = field(default=())
+    """What limits every conclusion of this study; goes into its decision."""
 
     @property
     def study_name(self) -> str:
@@ -145,7 +155,9 @@ def prepare(
     target, heads = engine.inspect(model, drafters, model_where or where, drafter_where or where)
     capable = capabilities(info, target, heads, beyond_trained_depth=space.beyond_trained_depth)
     seed = profile.seed if settings.seed is None else settings.seed
-    schedule = build_schedule(profile, seed)
+    counter = token_counter(target.folder if target is not None else None)
+    schedule = build_schedule(profile, seed, counter=counter)
+    confirm_schedule = build_schedule(profile, seed, counter=counter, part=Part.HOLDOUT)
     served_as = str(target.folder) if target is not None else model
     candidates = enumerate_candidates(
         space, capable, served_as, heads, concurrency=profile.offered_concurrency
@@ -160,12 +172,17 @@ def prepare(
         target=target,
         drafters=heads,
         schedule=schedule,
+        confirm_schedule=confirm_schedule,
         candidates=candidates,
-        needs=_needs(profile, schedule, target, candidates, where),
+        needs=_needs(profile, (schedule, confirm_schedule), counter, target, candidates, where),
         goal=goal_of(profile),
-        definition=study_definition(profile, space, schedule, info, model, tuple(drafters), seed),
-        environment=_environment(info, settings, candidates),
-        notes=tuple(_notes(profile, info, heads)),
+        definition=study_definition(
+            profile, space, (schedule, confirm_schedule), info, model, tuple(drafters), seed
+        ),
+        environment=_environment(info, profile, settings, candidates, schedule),
+        notes=(*_notes(profile, info, heads), *schedule.notes),
+        quality_tasks=load_tasks(profile.quality, profile.folder),
+        caveats=tuple(caveats(profile, schedule)),
     )
 
 
@@ -181,7 +198,8 @@ def goal_of(profile: TrafficProfile) -> Goal:
 
 def _needs(
     profile: TrafficProfile,
-    schedule: Schedule,
+    schedules: Sequence[Schedule],
+    counter: TokenCounter,
     target: ModelInfo | None,
     candidates: Candidates,
     where: str,
@@ -189,7 +207,9 @@ def _needs(
     max_k = max(c.config.num_speculative_tokens for c in candidates.items)
     if target is None:
         return Needs(profile.offered_concurrency, None, max_k, None)
-    longest = longest_request(schedule, target.folder)
+    longest = max(
+        (longest_request(schedule, counter) for schedule in schedules), key=lambda x: x.max_tokens
+    )
     if longest.is_exact and longest.min_tokens > target.max_position_embeddings:
         raise invalid(
             f"prompt and output of every request must fit into the model's "
@@ -208,7 +228,11 @@ def _needs(
 
 
 def _environment(
-    info: EngineInfo, settings: SearchSettings, candidates: Candidates
+    info: EngineInfo,
+    profile: TrafficProfile,
+    settings: SearchSettings,
+    candidates: Candidates,
+    schedule: Schedule,
 ) -> dict[str, Any]:
     return {
         "standing_knobs": list(candidates.standing_knobs),
@@ -221,6 +245,8 @@ def _environment(
         "python": platform.python_version(),
         "platform": platform.platform(),
         "engine": info.as_dict(),
+        "cost": profile.cost.model_dump() if profile.cost is not None else None,
+        "prompt_realism": str(schedule.prompt_realism),
         "sampler": settings.sampler,
         "command_line": [without_password(a) for a in settings.command_line or sys.argv],
     }

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 import optuna
 from optuna.exceptions import ExperimentalWarning
@@ -20,23 +20,26 @@ from optuna.trial import Trial, TrialState
 from autotune.errors import NothingFeasibleError, StudyChangedError
 from autotune.measure.client import MeasurementStopped
 from autotune.measure.metrics import Limits, observed, summarize, violations
-from autotune.measure.records import Measurement, RequestRecord
+from autotune.measure.quality.verdict import (
+    QualityLevel,
+    QualityVerdict,
+    verdict_from_dict,
+)
+from autotune.measure.records import Measurement
 from autotune.search.candidates import Candidate
 from autotune.search.decision import BASELINE_ROLE, DEFAULT_ROLE, Decision, Finalist, decide
 from autotune.search.definition import differences
+from autotune.search.judging import MAX_LAUNCHES_PER_VERDICT, Judge
+from autotune.search.launcher import Launcher
 from autotune.search.ledger import optuna_storage, storage_errors
+from autotune.search.listener import SearchListener, SilentListener
 from autotune.search.samplers import DIGEST_ATTR, create_sampler, distributions, tried_digests
 from autotune.search.setup import SearchSetup
-from autotune.search.trial import TrialResult, run_trial
 from autotune.serving.clock import VirtualClock
 from autotune.serving.config import ServingConfig
-from autotune.serving.engine import LaunchContext
 from autotune.serving.failures import TrialFailure
 from autotune.store.records import LaunchRecord, LaunchState, Phase, StudyRecord
 from autotune.store.repository import Store
-
-MAX_ATTEMPTS = 2
-"""Launches of one trial, the second one only after a failure that the config is not to blame for."""
 
 
 class StopReason(StrEnum):
@@ -45,34 +48,6 @@ class StopReason(StrEnum):
     COMPLETE = "complete"
     BUDGET = "budget"
     INTERRUPTED = "interrupted"
-
-
-class SearchListener(Protocol):
-    """Is told what a search does, to show it."""
-
-    def on_start(self, setup: SearchSetup, num_done: int) -> None: ...
-
-    def on_phase(self, phase: Phase, num_launches: int) -> None: ...
-
-    def on_launch(self, config: ServingConfig, phase: Phase, roles: tuple[str, ...]) -> None: ...
-
-    def on_record(self, record: RequestRecord) -> None: ...
-
-    def on_result(self, config: ServingConfig, phase: Phase, result: TrialResult) -> None: ...
-
-
-class SilentListener:
-    """Shows nothing."""
-
-    def on_start(self, setup: SearchSetup, num_done: int) -> None: ...
-
-    def on_phase(self, phase: Phase, num_launches: int) -> None: ...
-
-    def on_launch(self, config: ServingConfig, phase: Phase, roles: tuple[str, ...]) -> None: ...
-
-    def on_record(self, record: RequestRecord) -> None: ...
-
-    def on_result(self, config: ServingConfig, phase: Phase, result: TrialResult) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -127,9 +102,10 @@ class _Search:
         self.clock = setup.engine.clock
         self.study = open_study(setup, store)
         self.optuna_study = _open_optuna_study(setup)
+        self.session_verdicts: dict[str, QualityVerdict] = {}
+        self.launcher = Launcher(setup, store, self.study, listener, should_stop)
         self.spent_before_s = self.study.timings_s.get("total", 0.0)
         self.began_s = self.clock.now_s()
-        self.kept_until_s = self.began_s
 
     def run(self) -> SearchOutcome:
         self.store.take_hold(self.study)
@@ -142,7 +118,7 @@ class _Search:
         except MeasurementStopped:
             reason = StopReason.INTERRUPTED
         finally:
-            self._keep_time({})
+            self.launcher.keep_time({})
             self.store.release(self.study)
         decision = None if reason is StopReason.INTERRUPTED else self._decide()
         return SearchOutcome(self.study, reason, decision)
@@ -152,7 +128,7 @@ class _Search:
         if not self._feasible():
             raise NothingFeasibleError(self._nothing_feasible())
         finalists = self._finalists()
-        is_complete = self._confirm(finalists)
+        is_complete = self._confirm(finalists) and self._check_quality()
         return StopReason.COMPLETE if is_complete else StopReason.BUDGET
 
     # Going on after a cut
@@ -162,7 +138,7 @@ class _Search:
         if isinstance(self.clock, VirtualClock):
             ends = [x.ended_at_s or x.started_at_s for x in self._launches()]
             self.clock.advance_to(max(ends, default=0.0))
-            self.began_s = self.kept_until_s = self.clock.now_s()
+            self.began_s = self.launcher.kept_until_s = self.clock.now_s()
 
     def _recover(self) -> None:
         """Bring both ledgers into line after a session that was cut off at any point.
@@ -236,9 +212,8 @@ class _Search:
         candidate = self._candidate_of(trial)
         trial.set_user_attr(DIGEST_ATTR, candidate.config.digest)
         trial.set_user_attr("label", self.setup.label(candidate.config))
-        result = self._launch(candidate.config, Phase.SEARCH, 0, trial.number)
-        measurements = (result.measurement,) if result.measurement is not None else ()
-        self._tell(trial, candidate.config, measurements, result.failure)
+        result = self.launcher.measure(candidate.config, Phase.SEARCH, 0, trial.number)
+        self._tell(trial, candidate.config, result.measurements, result.failure)
 
     def _candidate_of(self, trial: Trial) -> Candidate:
         standing = {d.name: d.values[0] for d in self.setup.candidates.dimensions}
@@ -346,20 +321,48 @@ class _Search:
                     continue
                 if not self._fits(1):
                     return False
-                self._launch(config, Phase.CONFIRM, repeat, None, roles)
+                self.launcher.measure(config, Phase.CONFIRM, repeat, roles=roles)
         return True
 
+    # Quality
+
+    def _check_quality(self) -> bool:
+        """Put whoever would win before the quality gate, until one passes.
+
+        Returns:
+            False when the budget ended it early.
+        """
+        judge = Judge(self.setup, self.launcher)
+        by_digest = {c.config.digest: c.config for c in self.setup.candidates.items}
+        is_announced = False
+        while (decision := self._conclusion()) is not None:
+            config = by_digest[decision.winner]
+            if config.digest in self._verdicts() or not judge.is_needed(config):
+                return True
+            if not self._fits(MAX_LAUNCHES_PER_VERDICT):
+                return False
+            if not is_announced:
+                self.listener.on_phase(Phase.QUALITY, MAX_LAUNCHES_PER_VERDICT)
+                is_announced = True
+            self._keep_verdict(config, judge.verdict(config))
+        return True
+
+    def _keep_verdict(self, config: ServingConfig, verdict: QualityVerdict) -> None:
+        """Keep a verdict; one that could not be reached only for this session, to be tried again."""
+        self.session_verdicts[config.digest] = verdict
+        if verdict.level is not QualityLevel.NOT_CHECKED:
+            self.store.add_verdict(
+                self.study, config.digest, verdict.as_dict(), self.clock.now_s()
+            )
+
+    def _verdicts(self) -> dict[str, QualityVerdict]:
+        stored = self.store.verdicts(self.study)
+        known = {digest: verdict_from_dict(verdict) for digest, verdict in stored.items()}
+        return {**known, **self.session_verdicts}
+
     def _decide(self) -> Decision | None:
-        confirmed: dict[str, list[LaunchRecord]] = {}
-        for launch in self._launches(with_measurements=True):
-            if launch.phase is Phase.CONFIRM and launch.state in _FINISHED:
-                confirmed.setdefault(launch.config.digest, []).append(launch)
-        finalists = [
-            self._finalist(config, roles, confirmed[digest])
-            for digest, (config, roles) in self._finalists().items()
-            if digest in confirmed
-        ]
-        decision = decide(finalists, self.setup.goal, self.setup.trained_depth)
+        """Draw the conclusion and keep it, unless it is the one that is kept already."""
+        decision = self._conclusion()
         if decision is not None:
             stored = self.store.latest_decision(self.study)
             plain = json.loads(json.dumps(decision.as_dict()))
@@ -367,8 +370,25 @@ class _Search:
                 self.store.add_decision(self.study, decision.as_dict(), self.clock.now_s())
         return decision
 
+    def _conclusion(self) -> Decision | None:
+        confirmed: dict[str, list[LaunchRecord]] = {}
+        for launch in self._launches(with_measurements=True):
+            if launch.phase is Phase.CONFIRM and launch.state in _FINISHED:
+                confirmed.setdefault(launch.config.digest, []).append(launch)
+        verdicts = self._verdicts()
+        finalists = [
+            self._finalist(config, roles, confirmed[digest], verdicts.get(digest))
+            for digest, (config, roles) in self._finalists().items()
+            if digest in confirmed
+        ]
+        return decide(finalists, self.setup.goal, self.setup.trained_depth, self.setup.caveats)
+
     def _finalist(
-        self, config: ServingConfig, roles: tuple[str, ...], launches: list[LaunchRecord]
+        self,
+        config: ServingConfig,
+        roles: tuple[str, ...],
+        launches: list[LaunchRecord],
+        verdict: QualityVerdict | None,
     ) -> Finalist:
         measured = {x.repeat for x in launches if x.state is LaunchState.MEASURED}
         # A launch that was repeated with success is not held against the config.
@@ -379,77 +399,8 @@ class _Search:
             measurements=tuple(m for x in launches for m in x.measurements),
             label=self.setup.label(config),
             num_failed=len(failed),
+            quality=verdict,
         )
-
-    # One launch
-
-    def _launch(
-        self,
-        config: ServingConfig,
-        phase: Phase,
-        repeat: int,
-        trial_number: int | None,
-        roles: tuple[str, ...] = (),
-    ) -> TrialResult:
-        """Launch once, or twice where the first failure was not the config's doing."""
-        self.listener.on_launch(config, phase, roles)
-        for _ in range(MAX_ATTEMPTS):
-            result = self._launch_once(config, phase, repeat, trial_number)
-            if result.failure is None or not result.failure.kind.is_worth_a_retry:
-                break
-        self.listener.on_result(config, phase, result)
-        return result
-
-    def _launch_once(
-        self, config: ServingConfig, phase: Phase, repeat: int, trial_number: int | None
-    ) -> TrialResult:
-        if self.should_stop():
-            raise MeasurementStopped("the search was stopped")
-        launch_id = self.store.begin_launch(
-            self.study, config, phase, repeat, trial_number, self.clock.now_s()
-        )
-        try:
-            result = run_trial(
-                self.setup.engine,
-                config,
-                self.setup.schedule,
-                self._context(config, launch_id),
-                self.listener.on_record,
-                self.should_stop,
-            )
-        except BaseException:
-            self.store.abandon_launch(launch_id, self.clock.now_s())
-            raise
-        self._keep(launch_id, result)
-        return result
-
-    def _context(self, config: ServingConfig, launch_id: int) -> LaunchContext:
-        return LaunchContext(
-            # Absolute, because the log's path is kept and read from wherever somebody stands then.
-            work_dir=(self.setup.settings.out_dir / "logs").absolute(),
-            name=f"{launch_id:04d}-k{config.num_speculative_tokens}-{config.digest}",
-            needs=self.setup.needs,
-            timeout_s=self.setup.profile.serve.launch_timeout_s,
-            should_stop=self.should_stop,
-        )
-
-    def _keep(self, launch_id: int, result: TrialResult) -> None:
-        now_s = self.clock.now_s()
-        if result.failure is not None:
-            self.store.end_failed(launch_id, result.failure, now_s)
-        else:
-            assert result.report is not None  # a trial without failure has both
-            assert result.measurement is not None
-            summary = summarize(result.measurement, self.setup.goal.limits)
-            self.store.end_measured(
-                launch_id, result.report, [(result.measurement, summary)], now_s
-            )
-        self._keep_time(result.timings_s)
-
-    def _keep_time(self, timings_s: dict[str, float]) -> None:
-        now_s = self.clock.now_s()
-        self.store.add_timings(self.study, {**timings_s, "total": now_s - self.kept_until_s})
-        self.kept_until_s = now_s
 
     def _launches(self, *, with_measurements: bool = False) -> list[LaunchRecord]:
         return self.store.launches(self.study, with_measurements=with_measurements)
@@ -516,7 +467,8 @@ def open_study(setup: SearchSetup, store: Store) -> StudyRecord:
             + "\nUndo the change to go on with it, give another name with --study, or start over "
             "with --fresh, which deletes it."
         )
-    return existing
+    # A price changes no measurement, so a study goes on under another one.
+    return store.update_environment(existing, {"cost": setup.environment["cost"]})
 
 
 def _refuse_foreign_study(setup: SearchSetup) -> None:

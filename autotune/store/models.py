@@ -43,7 +43,7 @@ class LaunchRow(Base):
     trial_number: Mapped[int | None]
     """Optuna's trial number, for launches of the search; None for repeats of finalists."""
     phase: Mapped[str] = mapped_column(String(16))
-    """``search`` or ``confirm``."""
+    """A value of `autotune.store.records.Phase`."""
     repeat: Mapped[int]
     """Number of the round of repeats, from 0; 0 in the search."""
     config_digest: Mapped[str] = mapped_column(String(16), index=True)
@@ -82,3 +82,16 @@ class DecisionRow(Base):
     study_id: Mapped[int] = mapped_column(ForeignKey("autotune_studies.study_id"), index=True)
     decided_at_s: Mapped[float]
     decision_json: Mapped[str] = mapped_column(Text)
+
+
+class QualityRow(Base):
+    """What the quality gate said about one config; the newest row of a config counts."""
+
+    __tablename__ = "autotune_quality"
+
+    verdict_id: Mapped[int] = mapped_column(primary_key=True)
+    study_id: Mapped[int] = mapped_column(ForeignKey("autotune_studies.study_id"), index=True)
+    config_digest: Mapped[str] = mapped_column(String(16))
+    judged_at_s: Mapped[float]
+    verdict_json: Mapped[str] = mapped_column(Text)
+    """Figures and reasons; no prompt, no answer."""

@@ -17,6 +17,10 @@ class Phase(StrEnum):
 
     SEARCH = "search"
     CONFIRM = "confirm"
+    QUALITY = "quality"
+    """To check answers; it has no measurement."""
+    NOISE = "noise"
+    """To learn how far launches of one config differ."""
 
 
 class LaunchState(StrEnum):
@@ -42,12 +46,23 @@ class StudyRecord:
     timings_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def mark(self) -> str:
-        """The word that goes with every figure that no server has just been measured for."""
+    def source_mark(self) -> str:
+        """The word for where figures come from when no server has just been measured for them."""
         if self.is_simulated:
             return "simulated"
         is_replayed = self.environment.get("engine", {}).get("engine") == "replay"
         return "replayed" if is_replayed else ""
+
+    @property
+    def mark(self) -> str:
+        """The words that go with every figure of the study: its source, and whose prompts."""
+        return ", ".join(word for word in (self.source_mark, self.prompt_mark) if word)
+
+    @property
+    def prompt_mark(self) -> str:
+        """The words for prompts that are not the users' own."""
+        realism = self.environment.get("prompt_realism", "user")
+        return "" if realism == "user" else f"{realism} prompts"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -20,7 +20,7 @@ from autotune.measure.records import Measurement, measurement_from_dict
 from autotune.serving.config import ServingConfig, config_from_dict
 from autotune.serving.engine import LaunchReport
 from autotune.serving.failures import FailureKind, TrialFailure
-from autotune.store.models import DecisionRow, LaunchRow, MeasurementRow, StudyRow
+from autotune.store.models import DecisionRow, LaunchRow, MeasurementRow, QualityRow, StudyRow
 from autotune.store.records import LaunchRecord, LaunchState, Phase, StudyRecord
 from autotune.store.schema import database_errors, open_database, without_password
 
@@ -103,6 +103,13 @@ class Store:
             session.flush()
             return _study(row)
 
+    def update_environment(self, study: StudyRecord, changes: Mapping[str, Any]) -> StudyRecord:
+        """Replace parts of what a study was run with, and return it anew."""
+        with self._session() as session:
+            row = session.get_one(StudyRow, study.study_id)
+            row.environment_json = _dumps({**json.loads(row.environment_json), **changes})
+            return _study(row)
+
     def delete_study(self, study: StudyRecord) -> None:
         """Remove a study and all that belongs to it."""
         with self._session() as session:
@@ -110,6 +117,7 @@ class Store:
             session.query(MeasurementRow).filter(MeasurementRow.launch_id.in_(launches)).delete()
             session.query(LaunchRow).filter(LaunchRow.study_id == study.study_id).delete()
             session.query(DecisionRow).filter(DecisionRow.study_id == study.study_id).delete()
+            session.query(QualityRow).filter(QualityRow.study_id == study.study_id).delete()
             session.query(StudyRow).filter(StudyRow.study_id == study.study_id).delete()
 
     def take_hold(self, study: StudyRecord) -> None:
@@ -172,7 +180,7 @@ class Store:
         self,
         launch_id: int,
         report: LaunchReport,
-        measurements: list[tuple[Measurement, Mapping[str, Any]]],
+        measurements: Sequence[tuple[Measurement, Mapping[str, Any]]],
         ended_at_s: float,
     ) -> None:
         """Keep a launch's measurements, each with its summary."""
@@ -271,6 +279,36 @@ class Store:
                 .limit(1)
             )
             return dict(json.loads(row.decision_json)) if row is not None else None
+
+    # Quality
+
+    def add_verdict(
+        self,
+        study: StudyRecord,
+        config_digest: str,
+        verdict: Mapping[str, Any],
+        judged_at_s: float,
+    ) -> None:
+        """Keep what the quality gate said about one config."""
+        with self._session() as session:
+            session.add(
+                QualityRow(
+                    study_id=study.study_id,
+                    config_digest=config_digest,
+                    judged_at_s=judged_at_s,
+                    verdict_json=_dumps(verdict),
+                )
+            )
+
+    def verdicts(self, study: StudyRecord) -> dict[str, dict[str, Any]]:
+        """Return the newest verdict of each config that was judged, by its digest."""
+        with self._session() as session:
+            rows = session.scalars(
+                select(QualityRow)
+                .where(QualityRow.study_id == study.study_id)
+                .order_by(QualityRow.verdict_id)
+            )
+            return {row.config_digest: dict(json.loads(row.verdict_json)) for row in rows}
 
 
 def _dumps(data: object) -> str:

@@ -327,6 +327,20 @@ class StoreContract:
         store.add_decision(study, {"winner": "b"}, 10.0)  # later, whatever a clock said
         assert connect().latest_decision(study) == {"winner": "b"}
 
+    def test_the_newest_verdict_of_each_config_counts(
+        self, store: Store, connect: Callable[[], Store], study: StudyRecord
+    ) -> None:
+        assert store.verdicts(study) == {}
+        store.add_verdict(study, "a", {"level": "failed", "reasons": ["é"]}, 20.0)
+        store.add_verdict(study, "b", {"level": "passed"}, 21.0)
+        store.add_verdict(study, "a", {"level": "passed"}, 10.0)  # later, whatever a clock said
+
+        assert connect().verdicts(study) == {"a": {"level": "passed"}, "b": {"level": "passed"}}
+
+        store.delete_study(study)
+        again = store.add_study("demo", {}, {}, 1.0, is_simulated=False)
+        assert store.verdicts(again) == {}
+
     # --- one tuner at a time ---
 
     def test_a_study_is_held_by_one_living_process(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,8 +64,11 @@ def test_a_config_that_was_confirmed_shows_its_fresh_launches_alone() -> None:
     (row,) = rows
     assert tps(row) == pytest.approx(210)
     assert row.objective is not None
-    assert row.objective.low >= 199  # the lucky one does not widen it either
-    assert row.objective.high <= 221
+    # Of two launches by themselves: ln 220 - ln 200 = 0.0953, sd 0.0674, over sqrt(2) 0.0477, times
+    # t(0.975, 1) = 12.71: 210 * exp(-0.606) = 114.6 and 210 * exp(0.606) = 384.9. With the lucky one
+    # the mean would be 307.
+    assert row.objective.low == pytest.approx(114.6, abs=0.3)
+    assert row.objective.high == pytest.approx(384.9, abs=1)
     assert row.objective.num_launches == row.num_launches == 2
     assert row.objective.num_requests == 20
     assert row.is_confirmed
@@ -236,9 +240,9 @@ def test_an_interval_covers_the_spread_of_the_launches() -> None:
     )
 
     assert row.objective is not None
-    assert row.objective.low < 97 < 103 < row.objective.high
-    assert row.objective.low >= 90
-    assert row.objective.high <= 110
+    # Logarithms 4.4998, 4.6052, 4.7005: sd 0.1004, over sqrt(3) 0.0580, times t(0.975, 2) = 4.303.
+    assert row.objective.low == pytest.approx(100 * math.exp(-0.2494), abs=0.2)
+    assert row.objective.high == pytest.approx(100 * math.exp(0.2494), abs=0.2)
 
 
 # --- names and roles ---

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from rich.console import Console
 
+from autotune.measure.quality.verdict import QualityLevel, QualityVerdict
 from autotune.measure.stats import Interval
 from autotune.report.rows import ConfigRow
 from autotune.report.table import WIDE_COLUMNS, figure, ratio, study_table, unit_of
@@ -29,6 +30,8 @@ def row(
     violation: float | None = None,
     is_confirmed: bool = True,
     failure: str | None = None,
+    cost: Interval | None = None,
+    quality: QualityVerdict | None = None,
 ) -> ConfigRow:
     return ConfigRow(
         trial_number=0,
@@ -44,6 +47,9 @@ def row(
         tpot_mean_ms=None,
         worst_limit=None if violation is None else "chat.ttft_p95_ms",
         worst_violation=violation,
+        usd_per_million_output_tokens=cost,
+        request_throughput_rps=None,
+        quality=quality,
         is_confirmed=is_confirmed,
         failure=failure,
         log_path=None,
@@ -70,9 +76,12 @@ def printed(
     *,
     width: int = WIDE,
     mark: str = "",
+    prompt_mark: str = "",
     objective: str = "output_throughput_tps",
 ) -> str:
-    table = study_table(rows, objective, "study demo: H100", mark=mark, width=width)
+    table = study_table(
+        rows, objective, "study demo: H100", mark=mark, prompt_mark=prompt_mark, width=width
+    )
     console = Console(width=width, force_terminal=False, color_system=None)
     with console.capture() as capture:
         console.print(table)
@@ -96,6 +105,7 @@ def line_of(label: str, text: str) -> str:
         (interval(1.234, 1.1, 1.555), "req/s", "1.23 [1.10, 1.55] req/s"),
         (interval(12345.67, 12000.0, 12999.99), "ms", "12345.7 [12000.0, 13000.0] ms"),
         (interval(0.0, 0.0, 0.0), "", "0.00 [0.00, 0.00]"),
+        (interval(20.0, 15.0, 20.0 * 2e9), "ms", "20.0 [15.0, ?] ms"),  # no upper bound is known
     ],
 )
 def test_a_figure_has_its_interval(shown: Interval | None, unit: str, text: str) -> None:
@@ -124,6 +134,35 @@ def test_units(metric: str, unit: str) -> None:
 
 
 # --- what stands in it ---
+
+
+def test_prompts_that_are_not_the_users_are_said_so() -> None:
+    text = " ".join(printed(ROWS, prompt_mark="proxy prompts").split())
+
+    assert "[95 % interval] (proxy prompts)" in text
+    assert "proxy prompts: not your users' own" in text
+    assert "no server was measured" not in text
+
+
+def test_costs_stand_in_the_table_where_a_price_is_known() -> None:
+    priced = row("K=3", interval(100.0, 98.0, 102.0), cost=interval(0.25, 0.24, 0.26))
+
+    assert "0.25 [0.24, 0.26]" in line_of("K=3", printed([priced, BASELINE]))
+    assert "$ per 1M tok" in printed([priced, BASELINE])
+    assert "$ per 1M tok" not in printed(ROWS)
+
+
+def test_a_verdict_on_the_answers_that_is_no_plain_pass_is_told() -> None:
+    failed = QualityVerdict(QualityLevel.FAILED, ("one token of 96 is 3.1 nats off",))
+    bad = row("K=3", interval(200.0, 198.0, 202.0), quality=failed)
+    good = row("K=5", interval(200.0, 198.0, 202.0), quality=QualityVerdict(QualityLevel.PASSED))
+
+    text = printed([bad, good])
+
+    assert bad.is_feasible is False
+    assert good.is_feasible is True
+    assert "answers failed: one token" in " ".join(text.split())
+    assert "answers" not in line_of("K=5", text)
 
 
 def test_a_row_tells_what_is_known_of_a_config() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from study_helpers import TOKENS, at_tps, config, measurement
 
-from autotune.measure.records import Measurement
+from autotune.measure.records import ClientAudit, Measurement
 from autotune.report.study import decision_from_dict
 from autotune.search.decision import Decision, Finalist, Goal, decide
 from autotune.serving.config import ServingConfig
@@ -443,3 +443,19 @@ def test_the_same_measurements_give_the_same_decision() -> None:
     ]
 
     assert decided(finalists, goal()) == decided(finalists, goal())
+
+
+@pytest.mark.parametrize(
+    ("cpu_ratio", "word"),
+    [(0.9, "was late in 1 of 2"), (0.5, "was nearly late in 1 of 2"), (0.1, None)],
+)
+def test_a_load_generator_that_was_late_is_told(cpu_ratio: float, word: str | None) -> None:
+    late = dataclasses.replace(at_tps(200), audit=ClientAudit(cpu_ratio=cpu_ratio))
+
+    decision = decided(
+        [finalist(4, late, at_tps(200)), baseline(at_tps(100), at_tps(100))], goal()
+    )
+
+    told = [w for w in decision.warnings if w.startswith("client-limited")]
+    assert [word in w for w in told if word] == ([True] if word else [])
+    assert len(told) == (word is not None)

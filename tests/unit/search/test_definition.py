@@ -35,7 +35,7 @@ def test_the_same_input_is_the_same_study(tmp_path: Path) -> None:
             "traffic.load.concurrency: 1 -> 4",
         ),
         (
-            {"measure": {"min_requests": 9, "warmup_requests": 1}},
+            {"measure": {"min_requests": 9, "warmup": 1}},
             "traffic.measure.min_requests: 8 -> 9",
         ),
         (

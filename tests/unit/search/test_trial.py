@@ -83,7 +83,7 @@ def test_a_trial_launches_warms_up_measures_and_closes(tmp_path: Path) -> None:
     result = run(engine, tmp_path, on_record=lambda record: seen.append(record.request_id))
 
     assert engine.done == ["launch", "warm up", "measure", "close"]
-    assert result.measurement == at_tps(100)
+    assert result.measurements == (at_tps(100),)
     assert result.report == LaunchReport(launch_s=5.0)
     assert result.failure is None
     assert seen == list(range(10))
@@ -112,7 +112,7 @@ def test_a_failure_comes_back_as_a_value_and_the_server_is_closed(
     result = run(engine, tmp_path)
 
     assert result.failure == OUT_OF_MEMORY
-    assert result.measurement is None
+    assert result.measurements == ()
     assert engine.done == done
     assert sum(result.timings_s.values()) == pytest.approx(spent_s)
 

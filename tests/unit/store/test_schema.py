@@ -37,6 +37,7 @@ OUR_TABLES = {
     "autotune_launches",
     "autotune_measurements",
     "autotune_decisions",
+    "autotune_quality",
     VERSION_TABLE,
 }
 
