@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +14,14 @@ from rich.markup import escape
 
 from autotune.errors import InputError, NothingFeasibleError, suggestion
 from autotune.export.base import export_study
+from autotune.measure.client import MeasurementStopped
+from autotune.measure.noise import noise_report
+from autotune.report.noise import SHOWN_METRICS, explanation, noise_table
 from autotune.report.progress import ProgressListener
+from autotune.report.quality import answers_text, solved_task_costs
 from autotune.report.study import StudyView, load_study
-from autotune.report.table import ratio, study_table
+from autotune.report.table import dollars, ratio, study_table
+from autotune.search.noise import noise_config, run_noise
 from autotune.search.plan import make_plan
 from autotune.search.samplers import SAMPLER_NAMES
 from autotune.search.setup import SearchSetup, prepare_out_dir
@@ -68,6 +74,44 @@ def run_and_report(setup: SearchSetup) -> int:
         store.close()
 
 
+def run_noise_and_report(
+    setup: SearchSetup,
+    num_speculative_tokens: int | None,
+    num_launches: int,
+    num_measurements: int,
+    *,
+    is_json: bool,
+) -> int:
+    """Run A/A launches, print the noise floor; return the exit code."""
+    config = noise_config(setup, num_speculative_tokens)
+    prepare_out_dir(setup.settings.out_dir)
+    store = Store(setup.settings.storage, create=True)
+    # What is for scripts stands alone on standard output.
+    console = Console(stderr=True) if is_json else make_console()
+    try:
+        with _stop_flag() as stop, ProgressListener(console) as listener:
+            launches = run_noise(
+                setup, store, config, num_launches, num_measurements, listener, stop.is_set
+            )
+    except MeasurementStopped:
+        console.print("Stopped. Run the same command again to go on; nothing measured is lost.")
+        return 130
+    finally:
+        store.close()
+    found = [noise_report(metric, launches, setup.goal.limits) for metric in SHOWN_METRICS]
+    reports = [report for report in found if report is not None]
+    if not reports:
+        console.print("No request was answered, so there is nothing to compare.")
+        return 1
+    if is_json:
+        click.echo(json.dumps([report.as_dict() for report in reports], indent=2))
+        return 0
+    mark = " (simulated)" if setup.info.is_simulated else ""
+    console.print(noise_table(reports, f"noise of {setup.label(config)}{mark}"))
+    console.print(explanation(reports[0]), markup=False, highlight=False)
+    return 0
+
+
 def print_study(console: Console, view: StudyView) -> None:
     """Print the table of a study and its decision."""
     title = f"study {view.record.name}: {view.record.environment['engine']['hardware']}"
@@ -76,7 +120,8 @@ def print_study(console: Console, view: StudyView) -> None:
             view.rows,
             view.goal.objective,
             title,
-            mark=view.record.mark,
+            mark=view.record.source_mark,
+            prompt_mark=view.record.prompt_mark,
             width=console.width,
         )
     )
@@ -97,8 +142,21 @@ def print_study(console: Console, view: StudyView) -> None:
                     f"({gain.num_launches} fresh launches, {gain.num_requests} requests)"
                 )
             )
+    _print_quality(console, view)
     for warning in decision.warnings:
         console.print(f"[yellow]Note:[/yellow] {warning}.")
+
+
+def _print_quality(console: Console, view: StudyView) -> None:
+    winner = view.winner
+    if winner is None or winner.quality is None:
+        return
+    console.print(f"Answers {answers_text(winner.quality)}.", markup=False, highlight=False)
+    if view.cost is None or winner.request_throughput_rps is None:
+        return
+    costs = solved_task_costs(winner.quality, winner.request_throughput_rps, view.cost)
+    for file, usd in costs.items():
+        console.print(f"A solved task of {file} costs {dollars(usd)}.", markup=False)
 
 
 def _closing_words(

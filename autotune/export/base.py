@@ -49,8 +49,10 @@ class Deployment:
         lines = [f"study {view.record.name}, config {self.config.label()} ({self.config.digest})"]
         lines.append(f"measured with {self.engine['engine']} {self.engine['version']} on "
                      f"{self.engine['hardware']}")  # fmt: skip
-        if view.record.mark:
-            lines.append(f"{view.record.mark.upper()}: no server was measured for this study")
+        if view.record.source_mark:
+            lines.append(
+                f"{view.record.source_mark.upper()}: no server was measured for this study"
+            )
         if self.trial_number is not None:
             lines.append(
                 f"picked by hand (trial {self.trial_number}): not what a decision recommends"

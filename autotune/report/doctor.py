@@ -19,7 +19,6 @@ from autotune.serving.vllm_install import find_vllm
 KNOBS = ("tree_width", "weights", "kv_cache_dtype")
 EXTRAS = {
     "optuna-dashboard": ("dashboard", "the dashboard"),
-    "scipy": ("gp", "the GP sampler"),
     "torch": ("gp", "the GP sampler"),
 }
 

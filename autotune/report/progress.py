@@ -16,7 +16,12 @@ from autotune.search.trial import TrialResult
 from autotune.serving.config import ServingConfig
 from autotune.store.records import Phase
 
-_TITLES = {Phase.SEARCH: "searching", Phase.CONFIRM: "confirming the finalists"}
+_TITLES = {
+    Phase.SEARCH: "searching",
+    Phase.CONFIRM: "confirming the finalists",
+    Phase.QUALITY: "checking answers",
+    Phase.NOISE: "repeating one config",
+}
 
 
 class ProgressListener:
@@ -58,6 +63,8 @@ class ProgressListener:
         )
         for fixed in setup.candidates.fixed:
             self._say(f"fixed: {fixed.knob} = {fixed.value}, because {fixed.reason}")
+        for caveat in setup.caveats:
+            self._say(f"caution: {caveat}")
         if num_done:
             self._say(f"going on: {num_done} launches are already done")
 
@@ -91,17 +98,20 @@ class ProgressListener:
         assert self._setup is not None  # on_start comes first
         if result.failure is not None:
             return str(result.failure)
-        assert result.measurement is not None  # a trial without failure has one
-        goal = self._setup.goal
-        interval = metric_interval(goal.objective, [result.measurement], goal.limits)
-        mark = " (simulated)" if result.measurement.is_simulated else ""
-        length = result.measurement.counters.acceptance_length
-        accepted = f", {length:.2f} tokens/step" if length is not None else ""
         spent = result.timings_s
+        took = f"launch {spent.get('launch', 0):.0f} s, traffic {spent.get('traffic', 0):.0f} s"
+        if not result.measurements:
+            return f"answers collected ({took})"
+        goal = self._setup.goal
+        # Repeated measurements of one launch are no launches: the first one stands for them.
+        measurement = result.measurements[0]
+        interval = metric_interval(goal.objective, [measurement], goal.limits)
+        mark = " (simulated)" if measurement.is_simulated else ""
+        length = measurement.counters.acceptance_length
+        accepted = f", {length:.2f} tokens/step" if length is not None else ""
         return (
             f"{figure(interval, unit_of(goal.objective))}{mark}{accepted} "
-            f"({len(result.measurement.records)} requests, launch {spent.get('launch', 0):.0f} s, "
-            f"traffic {spent.get('traffic', 0):.0f} s)"
+            f"({len(measurement.records)} requests, {took})"
         )
 
     def _say(self, text: str) -> None:

@@ -6,12 +6,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from autotune.measure.cost import cost_interval_usd
+from autotune.measure.launch_spread import LaunchSpread, estimate_launch_spread
 from autotune.measure.metrics import estimate, samples_of, worst_violation
+from autotune.measure.quality.verdict import QualityVerdict
 from autotune.measure.records import Measurement
 from autotune.measure.stats import Interval, metric_interval, ratio_interval
 from autotune.search.decision import Decision, Goal
 from autotune.serving.config import ServingConfig
 from autotune.store.records import LaunchRecord, LaunchState, Phase
+from autotune.traffic.profile import Cost
+
+THROUGHPUT = "output_throughput_tps"
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,12 @@ class ConfigRow:
     tpot_mean_ms: float | None
     worst_limit: str | None
     worst_violation: float | None
+    usd_per_million_output_tokens: Interval | None
+    """None where the profile names no price."""
+    request_throughput_rps: Interval | None
+    """None where nothing was measured, or the profile names no price."""
+    quality: QualityVerdict | None
+    """The quality gate's verdict; None where the config was not judged."""
     is_confirmed: bool
     """Whether the figures come from repeated fresh launches, not from the search alone."""
     failure: str | None
@@ -42,10 +54,32 @@ class ConfigRow:
     def is_feasible(self) -> bool | None:
         if self.objective is None:
             return None
-        return self.worst_violation is None or self.worst_violation <= 0
+        is_good = self.quality is None or self.quality.is_feasible
+        return is_good and (self.worst_violation is None or self.worst_violation <= 0)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Pricing:
+    """A price, and how far the launches of one config lie apart in throughput."""
+
+    cost: Cost
+    spread: LaunchSpread | None
+
+    @classmethod
+    def of(cls, cost: Cost, counted: Sequence[Sequence[LaunchRecord]], goal: Goal) -> _Pricing:
+        groups = [[m for launch in group for m in launch.measurements] for group in counted]
+        return cls(cost, estimate_launch_spread(THROUGHPUT, groups, goal.limits))
+
+    def usd(self, measurements: Sequence[Measurement], goal: Goal) -> Interval | None:
+        throughput = metric_interval(
+            THROUGHPUT, measurements, goal.limits, launch_spread=self.spread
+        )
+        if throughput is None:
+            return None
+        return cost_interval_usd(throughput, self.cost.gpu_hourly_usd, self.cost.gpus)
 
 
 def config_rows(
@@ -56,6 +90,8 @@ def config_rows(
     decision: Decision | None,
     standing_knobs: Collection[str] = (),
     named_knobs: Collection[str] = (),
+    verdicts: Mapping[str, QualityVerdict] | None = None,
+    cost: Cost | None = None,
 ) -> list[ConfigRow]:
     """Summarise a study by config, best objective first and failures last.
 
@@ -63,10 +99,17 @@ def config_rows(
     kept out because it was what made the config look good.
     """
     by_digest: dict[str, list[LaunchRecord]] = {}
+    finished = {LaunchState.MEASURED, LaunchState.FAILED}
     for launch in launches:
-        if launch.state in {LaunchState.MEASURED, LaunchState.FAILED}:
+        if launch.state in finished and launch.phase is not Phase.QUALITY:
             by_digest.setdefault(launch.config.digest, []).append(launch)
     counted = {digest: _counted(group) for digest, group in by_digest.items()}
+    spread = estimate_launch_spread(
+        goal.objective,
+        [[m for launch in group for m in launch.measurements] for group in counted.values()],
+        goal.limits,
+    )
+    pricing = _Pricing.of(cost, list(counted.values()), goal) if cost is not None else None
     winner = decision.winner if decision is not None else None
     named = (("no speculation", baseline_digest), ("default", default_digest), ("winner", winner))
     rows = [
@@ -74,11 +117,14 @@ def config_rows(
             group,
             counted[digest],
             goal,
+            spread,
             []
             if digest == baseline_digest
             else _reference(by_digest, counted, baseline_digest, digest),
             tuple(role for role, known in named if known == digest),
             lambda config: config.label(standing_knobs, named_knobs),
+            (verdicts or {}).get(digest),
+            pricing,
         )
         for digest, group in by_digest.items()
     ]
@@ -111,16 +157,19 @@ def _row(
     group: Sequence[LaunchRecord],
     counted: Sequence[LaunchRecord],
     goal: Goal,
+    spread: LaunchSpread | None,
     reference: Sequence[Measurement],
     roles: tuple[str, ...],
     label: Callable[[ServingConfig], str],
+    quality: QualityVerdict | None,
+    pricing: _Pricing | None,
 ) -> ConfigRow:
     config: ServingConfig = group[0].config
     measurements = [m for launch in counted for m in launch.measurements]
     failures = [x.failure for x in group if x.failure is not None]
     worst = worst_violation(measurements, goal.limits)
     ratio = (
-        ratio_interval(goal.objective, measurements, reference, goal.limits)
+        ratio_interval(goal.objective, measurements, reference, goal.limits, launch_spread=spread)
         if measurements and reference
         else None
     )
@@ -131,7 +180,7 @@ def _row(
         roles=roles,
         num_launches=len(counted),
         num_failed=len(failures),
-        objective=metric_interval(goal.objective, measurements, goal.limits)
+        objective=metric_interval(goal.objective, measurements, goal.limits, launch_spread=spread)
         if measurements
         else None,
         ratio_to_baseline=ratio,
@@ -140,6 +189,15 @@ def _row(
         tpot_mean_ms=_mean([estimate("tpot_mean_ms", samples_of(m)) for m in measurements]),
         worst_limit=worst[0] if worst else None,
         worst_violation=worst[1] if worst else None,
+        usd_per_million_output_tokens=(
+            pricing.usd(measurements, goal) if pricing is not None and measurements else None
+        ),
+        request_throughput_rps=(
+            metric_interval("request_throughput_rps", measurements, goal.limits)
+            if pricing is not None and measurements
+            else None
+        ),
+        quality=quality,
         is_confirmed=any(x.phase is Phase.CONFIRM for x in counted),
         failure=str(failures[-1]) if failures and not measurements else None,
         log_path=group[-1].log_path,

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from autotune.measure.quality.verdict import QualityVerdict, verdict_from_dict
 from autotune.measure.stats import Interval
 from autotune.report.rows import ConfigRow, config_rows
 from autotune.search.decision import Decision, FinalistResult, Goal
 from autotune.store.records import LaunchRecord, StudyRecord
 from autotune.store.repository import Store
-from autotune.traffic.profile import TrafficProfile
+from autotune.traffic.profile import Cost, TrafficProfile
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,12 @@ class StudyView:
     launches: tuple[LaunchRecord, ...]
     decision: Decision | None
     rows: tuple[ConfigRow, ...]
+    cost: Cost | None = None
+
+    @property
+    def winner(self) -> ConfigRow | None:
+        """The row of the recommended config."""
+        return next((row for row in self.rows if "winner" in row.roles), None)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the study as plain data, for scripts."""
@@ -53,6 +60,7 @@ def load_study(store: Store, name: str | None) -> StudyView:
     stored = store.latest_decision(record)
     decision = decision_from_dict(stored) if stored is not None else None
     anchors = record.environment.get("anchors", {})
+    cost = _cost(record)
     rows = config_rows(
         launches,
         goal,
@@ -61,15 +69,26 @@ def load_study(store: Store, name: str | None) -> StudyView:
         decision,
         record.environment.get("standing_knobs", ()),
         record.environment.get("named_knobs", ()),
+        {digest: verdict_from_dict(row) for digest, row in store.verdicts(record).items()},
+        cost,
     )
-    return StudyView(record, goal, launches, decision, tuple(rows))
+    return StudyView(record, goal, launches, decision, tuple(rows), cost)
+
+
+def _cost(record: StudyRecord) -> Cost | None:
+    stored = record.environment.get("cost")
+    return Cost.model_validate(stored) if stored is not None else None
 
 
 def stored_goal(record: StudyRecord) -> Goal:
-    """Rebuild a study's goal from its stored definition."""
+    """Rebuild a study's goal from its stored definition.
+
+    How it was measured is left out: it has no part in the goal, and its keys change with versions.
+    """
     from autotune.search.setup import goal_of
 
-    profile = TrafficProfile.model_validate({**record.definition["traffic"], "name": "stored"})
+    traffic = {k: v for k, v in record.definition["traffic"].items() if k != "measure"}
+    profile = TrafficProfile.model_validate({**traffic, "name": "stored"})
     return goal_of(profile)
 
 
@@ -83,6 +102,7 @@ def decision_from_dict(data: Mapping[str, Any]) -> Decision:
                 "objective": _interval(row["objective"]),
                 "ratio_to_best": _interval(row["ratio_to_best"]),
                 "ratio_to_baseline": _interval(row["ratio_to_baseline"]),
+                "quality": _verdict(row.get("quality")),
             }
         )
         for row in data["finalists"]
@@ -97,6 +117,10 @@ def decision_from_dict(data: Mapping[str, Any]) -> Decision:
             "warnings": tuple(data["warnings"]),
         }
     )
+
+
+def _verdict(data: Mapping[str, Any] | None) -> QualityVerdict | None:
+    return verdict_from_dict(data) if data is not None else None
 
 
 def _interval(data: Mapping[str, Any] | None) -> Interval | None:

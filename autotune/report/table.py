@@ -8,6 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from autotune.measure.quality.verdict import QualityLevel
 from autotune.measure.stats import Interval
 from autotune.report.rows import ConfigRow
 
@@ -24,9 +25,7 @@ def figure(interval: Interval | None, unit: str = "") -> str:
     if interval is None:
         return "–"
     digits = 2 if abs(interval.estimate) < 10 else 1
-    text = (
-        f"{interval.estimate:.{digits}f} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
-    )
+    text = f"{interval.estimate:.{digits}f} [{interval.low:.{digits}f}, {_high(interval, digits)}]"
     return f"{text} {unit}".strip()
 
 
@@ -34,7 +33,16 @@ def ratio(interval: Interval | None) -> str:
     """Write a ratio with its interval: ``1.52 [1.44, 1.61]x``."""
     if interval is None:
         return "–"
-    return f"{interval.estimate:.2f} [{interval.low:.2f}, {interval.high:.2f}]x"
+    return f"{interval.estimate:.2f} [{interval.low:.2f}, {_high(interval, 2)}]x"
+
+
+def dollars(interval: Interval) -> str:
+    """Write a cost with its interval: ``$0.00123 [0.00111, 0.00140]``."""
+    return f"${interval.estimate:.3g} [{interval.low:.3g}, {interval.high:.3g}]"
+
+
+def _high(interval: Interval, digits: int) -> str:
+    return f"{interval.high:.{digits}f}" if interval.has_upper_bound else "?"
 
 
 MIN_REMARK_COLUMNS = 14
@@ -43,7 +51,13 @@ WIDE_COLUMNS = 112
 
 
 def study_table(
-    rows: Sequence[ConfigRow], objective: str, title: str, *, mark: str, width: int
+    rows: Sequence[ConfigRow],
+    objective: str,
+    title: str,
+    *,
+    mark: str,
+    prompt_mark: str = "",
+    width: int,
 ) -> Table:
     """Lay out a study's rows.
 
@@ -52,11 +66,15 @@ def study_table(
         objective: the metric that ranks.
         title: goes above the table.
         mark: ``simulated`` or ``replayed`` where no server was measured for it, else empty.
+        prompt_mark: ``proxy prompts`` or ``random prompts`` where they are not the users', else empty.
         width: columns of the terminal.
     """
-    caption, mark = _caption(rows, mark), f"{mark} " if mark else ""
+    caption = _caption(rows, mark, prompt_mark)
+    marks = ", ".join(word for word in (mark, prompt_mark) if word)
+    mark = f"{mark} " if mark else ""
+    of_prompts = f" ({marks})" if prompt_mark else ""
     table = Table(
-        title=f"{title}\n{mark}{objective}, {unit_of(objective)} [95 % interval]",
+        title=f"{title}\n{mark}{objective}, {unit_of(objective)} [95 % interval]{of_prompts}",
         title_justify="left",
         caption=caption,
         caption_justify="left",
@@ -70,14 +88,19 @@ def study_table(
     if is_wide:
         table.add_column("tok/step", justify="right", no_wrap=True)
         table.add_column("TTFT p95 ms", justify="right", no_wrap=True)
+    has_cost = is_wide and any(row.usd_per_million_output_tokens for row in rows)
+    if has_cost:
+        table.add_column("$ per 1M tok", justify="right", no_wrap=True)
     table.add_column("n", justify="right", no_wrap=True)
     table.add_column("remarks", min_width=MIN_REMARK_COLUMNS, overflow="fold")
     for row in rows:
-        table.add_row(*_cells(row, is_wide), style="bold" if "winner" in row.roles else None)
+        table.add_row(
+            *_cells(row, is_wide, has_cost), style="bold" if "winner" in row.roles else None
+        )
     return table
 
 
-def _cells(row: ConfigRow, is_wide: bool) -> list[Text]:
+def _cells(row: ConfigRow, is_wide: bool, has_cost: bool) -> list[Text]:
     ttft = f"{row.ttft_p95_ms:.0f}" if row.ttft_p95_ms is not None else "–"
     accepted = f"{row.acceptance_length:.2f}" if row.acceptance_length is not None else "–"
     cells = [
@@ -85,6 +108,7 @@ def _cells(row: ConfigRow, is_wide: bool) -> list[Text]:
         figure(row.objective),
         ratio(row.ratio_to_baseline),
         *([accepted, ttft] if is_wide else []),
+        *([figure(row.usd_per_million_output_tokens)] if has_cost else []),
         str(row.num_launches),
         _remarks(row),
     ]
@@ -97,14 +121,16 @@ def _remarks(row: ConfigRow) -> str:
         parts.append(f"{row.num_failed} failed: {row.failure[:160]}")
     elif row.num_failed:
         parts.append(f"{row.num_failed} more failed")
-    if row.is_feasible is False:
+    if row.quality is not None and row.quality.level is not QualityLevel.PASSED:
+        parts.append(f"answers {row.quality.level.replace('_', ' ')}: {row.quality.reasons[0]}")
+    if row.worst_violation is not None and row.worst_violation > 0:
         parts.append(f"breaks {row.worst_limit} by {row.worst_violation:.0%}")
     elif row.objective is not None and not row.is_confirmed:
         parts.append("not confirmed")
     return "; ".join(parts)
 
 
-def _caption(rows: Sequence[ConfigRow], mark: str) -> str:
+def _caption(rows: Sequence[ConfigRow], mark: str, prompt_mark: str) -> str:
     counts = [row.objective.num_requests for row in rows if row.objective is not None]
     if not counts:
         return ""
@@ -112,7 +138,11 @@ def _caption(rows: Sequence[ConfigRow], mark: str) -> str:
         f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
     )
     said = (
-        f"n: launches; {requests} requests a config; intervals: bootstrap over launches and prompts; "
+        f"n: launches; {requests} requests a config; intervals: over prompts and launches; "
         "tok/step: accepted tokens a step, bonus token included"
     )
-    return f"{said}; {mark}: no server was measured for this" if mark else said
+    if mark:
+        said += f"; {mark}: no server was measured for this"
+    if prompt_mark:
+        said += f"; {prompt_mark}: not your users' own, and acceptance depends on what is said"
+    return said

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from autotune.measure.client import OnRecord, ShouldStop
+from autotune.measure.quality.endpoint import Endpoint, EndpointKind
 from autotune.measure.records import Measurement, ServerCounters
 from autotune.serving.capabilities import EngineInfo
 from autotune.serving.clock import Clock
@@ -95,6 +96,10 @@ class Server(ABC):
     def counters(self) -> ServerCounters:
         """Return the server's counters since its start."""
 
+    def endpoint(self, kind: EndpointKind) -> Endpoint | None:
+        """Return where questions can be put to it, None where nothing answers them."""
+        return None
+
     @abstractmethod
     def close(self) -> None:
         """Stop the server and everything it started."""
@@ -119,6 +124,8 @@ class Engine(ABC):
     """
 
     clock: Clock
+    can_be_asked = False
+    """Whether its servers have an endpoint that answers, as the quality gate needs."""
 
     @abstractmethod
     def describe(self) -> EngineInfo:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import AutotuneError
+from autotune.measure.audit import AuditLevel, audit_verdict
 from autotune.measure.client import (
     ClientFailed,
     Drive,
@@ -20,6 +21,7 @@ from autotune.measure.client import (
     ShouldStop,
 )
 from autotune.measure.counters import parse_counters
+from autotune.measure.quality.endpoint import Endpoint, EndpointKind
 from autotune.measure.records import Measurement, ServerCounters
 from autotune.serving.capabilities import EngineInfo
 from autotune.serving.clock import RealClock
@@ -39,13 +41,14 @@ from autotune.serving.vllm_install import VllmInstall, find_vllm
 from autotune.serving.vllm_options import VllmOptions, to_argv, vllm_options
 from autotune.traffic.schedule import Schedule, ScheduledRequest
 
-_TOKENIZE_KEYS = frozenset({"model", "messages", "prompt"})
 HEALTH_POLL_S = 0.25
 _SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
 
 class VllmEngine(Engine):
     """Launches vLLM as a child process on a free loopback port."""
+
+    can_be_asked = True
 
     def __init__(self, settings: EngineSettings) -> None:
         self.clock = RealClock()
@@ -265,6 +268,10 @@ class VllmServer(Server):
         )
         if measurement.num_errors > MAX_ERROR_RATIO * len(measurement.records):
             raise self._refused(drive)
+        # After the errors: a server that refuses at once keeps the client busy as well.
+        audit = audit_verdict(measurement)
+        if audit.level is AuditLevel.INVALID and not schedule.allows_late_client:
+            raise self._failure(FailureKind.CLIENT_OVERLOADED, "; ".join(audit.reasons))
         if self._config.is_speculative and measurement.counters.num_drafts == 0:
             detail = "the server drafted nothing during the measurement"
             raise self._failure(FailureKind.SPECULATION_INACTIVE, detail)
@@ -276,12 +283,8 @@ class VllmServer(Server):
             raise self._failed(is_under_load=True)
         return parse_counters(text)
 
-    def num_prompt_tokens(self, scheduled: ScheduledRequest, endpoint: str) -> int:
-        """Count a prompt's tokens with the server's own tokenizer and chat template."""
-        body = {"model": self.served_name, **scheduled.body(endpoint)}
-        wanted = {key: value for key, value in body.items() if key in _TOKENIZE_KEYS}
-        _, text = request(f"{self.base_url}/tokenize", body=wanted)
-        return int(json.loads(text)["count"])
+    def endpoint(self, kind: EndpointKind) -> Endpoint:
+        return Endpoint(self.base_url, self.served_name, kind)
 
     def close(self) -> None:
         self._client.close()

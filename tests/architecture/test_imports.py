@@ -52,7 +52,7 @@ ONLY_IN = {
     "alembic": ("store/",),
     "click": ("cli/", "demo/training/__main__.py"),
     "rich": ("cli/", "report/"),
-    "aiohttp": ("measure/client_worker.py",),
+    "aiohttp": ("measure/client_worker.py", "measure/quality/endpoint.py"),
     "pynvml": ("serving/gpu.py",),
 }
 HEAVY = {"torch", "vllm", "optuna", "transformers", "pydantic"}

@@ -31,7 +31,8 @@ from autotune.serving.capabilities import EngineInfo
 from autotune.serving.vllm_engine import VllmEngine
 from autotune.serving.vllm_install import VllmInstall
 from autotune.store.records import LaunchRecord
-from autotune.traffic.profile import PromptSource, load_profile
+from autotune.traffic.classes import PromptSource
+from autotune.traffic.profile import load_profile
 from autotune.traffic.prompts import load_prompts
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -122,11 +123,11 @@ FILES: Mapping[str, tuple[str, str | bytes, tuple[str, ...]]] = {
         "version: 1\nname: s\nparameters: {weights: {choices: [fp8]}}\nfixed: {port: 80}\n",
         ("'port' may not be set here", "a free port is chosen"),
     ),
-    "empty prompt file": ("prompts.txt", "\n  \n", ("prompts.txt: ", "at least one prompt, but is empty")),
+    "empty prompt file": ("prompts.txt", "\n  \n", ("prompts.txt: ", "at least one record, but is empty")),
     "prompts in another encoding": (
         "prompts.txt",
         b"one\ntwo\xff\n",
-        ("prompts.txt: ", "must be UTF-8 text, but byte 7 is not", "iconv -f latin1"),
+        ("prompts.txt:2: ", "is not UTF-8 text"),
     ),
     "a single prompt": (
         "prompts.txt",
@@ -173,7 +174,7 @@ PROFILES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "unknown built-in prompts": (
         "file: prompts.txt",
         "builtin: demo/math",
-        ("prompts.builtin: ", "'demo/math'", "Did you mean 'demo/maths'?"),
+        ("prompts.builtin: ", "'demo/math'", "did you mean 'demo/maths'?"),
     ),
     "name of a folder that is too long": (
         "prompts.txt",
@@ -293,7 +294,10 @@ def test_an_unknown_command_is_told_with_the_nearest(cli: Run) -> None:
 
 
 def test_an_unknown_command_far_from_all_is_told_with_the_list(cli: Run) -> None:
-    parts = ("no such command 'zzz'", "Valid: dashboard, demo, doctor, export, search, show.")
+    parts = (
+        "no such command 'zzz'",
+        "Valid: dashboard, demo, doctor, export, noise, profile, search, show.",
+    )
     assert_refused(cli("zzz"), INPUT, *parts, lines=None)
 
 

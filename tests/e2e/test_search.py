@@ -19,7 +19,7 @@ from autotune.serving.http import request
 from autotune.serving.process import ServerProcess, free_port
 from autotune.store.records import LaunchState, Phase
 from autotune.store.repository import Store
-from autotune.traffic.schedule import build_schedule
+from autotune.traffic.drawing import build_schedule
 from tests.e2e.helpers import PROFILE, profile, vllm_processes
 
 SPACE = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from autotune.serving.engine import EngineSettings, LaunchContext
 from autotune.serving.failures import FailureKind, TrialFailed
 from autotune.serving.vllm_engine import VllmEngine
 from autotune.serving.vllm_options import Needs
-from autotune.traffic.schedule import build_schedule
+from autotune.traffic.drawing import build_schedule
 from tests.e2e.helpers import MEASURED_REQUESTS, profile, serving_config, vllm_processes
 
 NEEDS = Needs(
@@ -69,6 +70,50 @@ def test_speculation_is_on_and_counted_and_nothing_is_left_behind(
     lengths = [[r.num_completion_tokens for r in sorted(m.records, key=lambda r: r.request_id)]
                for m in (first, again)]  # fmt: skip
     assert lengths[0] == lengths[1]
+
+
+def test_conversations_users_and_open_loop_reach_a_real_server(
+    engine: VllmEngine, target: Path, head: Path, tmp_path: Path
+) -> None:
+    lines = [
+        {"system": "Be short.", "turns": [f"Name {n} fruits.", "Which is the sweetest?"]}
+        for n in range(2, 10)
+    ]
+    (tmp_path / "talks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    talks = {
+        "prompts": {"file": str(tmp_path / "talks.jsonl")},
+        "turns": {"max": 2, "replay": "live"},
+        "output": {"max_tokens": 16},
+    }
+    users = {"kind": "users", "users": 2, "think_time": {"dist": "constant", "s": 0.2}}
+    rate = {"kind": "rate", "rps": 2.0, "arrival": "gamma", "burstiness": 0.5}
+    live = build_schedule(profile(load=users, classes=[talks], privacy={"store_outputs": True}))
+    arriving = build_schedule(profile(load=rate))
+    with engine.launch(serving_config(target, head, 0), context(tmp_path)) as server:
+        server.warm_up(live)
+        spoken = server.measure(live)
+        arrived = server.measure(arriving)
+    assert vllm_processes() == []
+
+    assert spoken.num_errors == arrived.num_errors == 0
+    turns = {(r.conversation_id, r.turn): r for r in spoken.records}
+    assert len(turns) == 2 * MEASURED_REQUESTS
+    for (conversation, turn), second in turns.items():
+        if turn == 1:
+            first = turns[conversation, 0]
+            assert second.sent_s >= first.finished_s + 0.2
+            # The second prompt holds the first one and its answer, which the server has given itself.
+            assert second.num_prompt_tokens > first.num_prompt_tokens + first.num_completion_tokens
+    assert all(r.output_text for r in spoken.records)
+
+    due = {r.request_id: r.arrival_s for r in arriving.requests}
+    for record in arrived.records:
+        assert record.output_text is None  # this profile does not ask for it
+        assert record.scheduled_s == due[record.request_id]
+        assert 0 <= record.sent_s - record.scheduled_s < 0.5
+    log = Path(str(server.report.log_path)).read_text()
+    assert "fruits" not in log
+    assert arriving.requests[0].prompt.text[:30] not in log
 
 
 def test_fp8_weights_on_a_cpu_are_a_typed_failure_with_the_root_cause(
