@@ -11,9 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from autotune.closing import Closing
 from autotune.errors import AutotuneError
 from autotune.measure.records import ClientAudit, RequestRecord, record_from_dict
 from autotune.traffic.schedule import Schedule, ScheduledRequest
@@ -42,7 +42,7 @@ class Drive:
     duration_s: float
 
 
-class LoadClient:
+class LoadClient(Closing):
     """A load generator process that serves several runs; use it as a context manager."""
 
     def __init__(self) -> None:
@@ -56,17 +56,6 @@ class LoadClient:
         self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
         self._is_ready = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the process; safe to call twice."""

@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from autotune.closing import Closing
 from autotune.measure.client import OnRecord, ShouldStop
 from autotune.measure.quality.endpoint import Endpoint, EndpointKind
 from autotune.measure.records import Measurement, ServerCounters
@@ -56,7 +56,7 @@ class LaunchReport:
     """The server's own word on its configuration, where it gives one."""
 
 
-class Server(ABC):
+class Server(Closing):
     """A launched server. It belongs to the thread that launched it.
 
     Leaving the context, or `close`, frees everything the launch started, whatever happened before;
@@ -103,17 +103,6 @@ class Server(ABC):
     @abstractmethod
     def close(self) -> None:
         """Stop the server and everything it started."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Engine(ABC):

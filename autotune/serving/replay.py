@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from autotune.closing import Closing
 from autotune.errors import AutotuneError, InputError, invalid, suggestion
 from autotune.measure.client import OnRecord, ShouldStop
 from autotune.measure.records import (
@@ -180,7 +180,7 @@ def read_recording(path: Path) -> Recording:
     )
 
 
-class RecordingWriter:
+class RecordingWriter(Closing):
     """Writes a recording line by line, so that a kill loses at most the line being written."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
@@ -221,17 +221,6 @@ class RecordingWriter:
     def close(self) -> None:
         """Close the file; safe to call twice."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _write(self, row: Mapping[str, Any]) -> None:
         line = json.dumps(row, separators=(",", ":")).encode() + b"\n"

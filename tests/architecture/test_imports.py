@@ -30,7 +30,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"traffic"}),
     frozenset({"demo"}),
     frozenset({"shipped", "strict"}),
-    frozenset({"paths"}),
+    frozenset({"paths", "closing"}),
     frozenset({"errors"}),
 )
 """From top to bottom: a package may import itself and what stands below it, nothing else.

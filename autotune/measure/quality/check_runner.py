@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from autotune.closing import Closing
 from autotune.errors import AutotuneError, invalid
 from autotune.measure.quality.checks import CheckRow
 
@@ -37,7 +37,7 @@ class CheckOutcome:
     """Why the check could not be applied: "timeout", "died", or the name of an exception."""
 
 
-class CheckRunner:
+class CheckRunner(Closing):
     """A process that applies checks, started anew when one has hung; use it as a context manager."""
 
     def __init__(self, folder: Path, timeout_s: float = CHECK_TIMEOUT_S) -> None:
@@ -49,17 +49,6 @@ class CheckRunner:
         self._folder = folder
         self._timeout_s = timeout_s
         self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def prepare(self, rows: Iterable[CheckRow]) -> None:
         """Make sure that every check can be applied at all, before any server is asked.
