@@ -19,12 +19,12 @@ from autotune.demo.target import demo_cache_dir, ensure_target, head_dir
 from autotune.measure.quality.endpoint import Endpoint
 from autotune.measure.quality.gate import Gate
 from autotune.measure.quality.prompts import QualityPrompt
-from autotune.traffic.quality import QualitySettings
 from autotune.measure.quality.verdict import QualityFigures, QualityVerdict
 from autotune.serving.config import ServingConfig
 from autotune.serving.engine import EngineSettings, LaunchContext
 from autotune.serving.vllm_engine import VllmEngine
 from autotune.serving.vllm_options import Needs
+from autotune.traffic.quality import QualitySettings
 
 CONCURRENCY = 4
 K = 8

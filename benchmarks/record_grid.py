@@ -24,8 +24,8 @@ from autotune.serving.models import inspect_drafter
 from autotune.serving.replay import RecordingWriter, read_recording, recording_header
 from autotune.serving.vllm_engine import VllmEngine
 from autotune.serving.vllm_options import Needs
-from autotune.traffic.profile import load_profile
 from autotune.traffic.drawing import build_schedule
+from autotune.traffic.profile import load_profile
 from autotune.traffic.schedule import Schedule
 
 DEPTHS = (0, 1, 2, 3, 4, 6, 8, 10)

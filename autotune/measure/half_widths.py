@@ -137,18 +137,18 @@ def of_goodput(
     of_share = HalfWidths.bounded(
         math.log(share / low) if low > 0 else UNBOUNDED, math.log(high / share)
     )
-    throughputs, goodputs = all_draws.values @ contrast, draws.values @ contrast
-    correlation = max(0.0, _correlation(throughputs, goodputs - throughputs))
+    is_usable = all_draws.is_usable & draws.is_usable
+    throughputs = all_draws.values[is_usable] @ contrast
+    shares = draws.values[is_usable] @ contrast - throughputs
+    correlation = max(0.0, _correlation(throughputs, shares))
     return of_draws(all_draws, contrast, confidence).combined(of_share, correlation)
 
 
 def _correlation(one: FloatArray, two: FloatArray) -> float:
-    """Correlation of two rows of draws; 0 where one of them does not vary."""
-    is_usable = np.isfinite(one) & np.isfinite(two)
-    spreads = [one[is_usable], two[is_usable]]
-    if is_usable.sum() < 2 or min(float(np.ptp(row)) for row in spreads) < _NO_SPREAD:
+    """Correlation of two rows; 0 where one of them does not vary."""
+    if len(one) < 2 or min(float(np.ptp(one)), float(np.ptp(two))) < _NO_SPREAD:
         return 0.0
-    return float(np.corrcoef(*spreads)[0, 1])
+    return float(np.corrcoef(one, two)[0, 1])
 
 
 def of_attainment(design: Design, confidence: float) -> tuple[float, HalfWidths]:
