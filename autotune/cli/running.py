@@ -151,7 +151,7 @@ def _print_quality(console: Console, view: StudyView) -> None:
     winner = view.winner
     if winner is None or winner.quality is None:
         return
-    console.print(f"Answers {answers_text(winner.quality)}.", markup=False, highlight=False)
+    console.print(f"Answers: {answers_text(winner.quality)}.", markup=False, highlight=False)
     if view.cost is None or winner.request_throughput_rps is None:
         return
     costs = solved_task_costs(winner.quality, winner.request_throughput_rps, view.cost)
@@ -182,7 +182,7 @@ def _print_timings(console: Console, view: StudyView) -> None:
     total = spent.get("total", 0.0)
     if total <= 0:
         return
-    mark = f" ({view.record.mark})" if view.record.mark else ""
+    mark = f" ({view.record.source_mark})" if view.record.source_mark else ""
     ours = total - spent.get("launch", 0.0) - spent.get("traffic", 0.0)
     console.print(
         f"Time{mark}: {total / 60:.1f} min; launches {spent.get('launch', 0) / total:.0%}, traffic "
