@@ -35,7 +35,7 @@ def noise_table(reports: Sequence[NoiseReport], title: str) -> Table:
             _spread(report.between_launches),
             _spread(report.within_launches),
             *(f"{gain:.1%}" for gain in report.detectable_gain_ratio.values()),
-            f"{report.num_null_covered} of {len(report.null_ratios)}",
+            _null_check(report),
         )
     return table
 
@@ -46,8 +46,16 @@ def explanation(report: NoiseReport) -> str:
         f"{report.num_launches} launches, {report.num_measurements} measurements, "
         f"{report.num_requests} requests; CV [95 % interval]; gain by n: the smallest gain that n "
         "launches a side show with 80 % probability at 95 % confidence; A/A cover 1: ratios of one "
-        "launch to another whose 95 % interval holds the truth"
+        "launch to another whose 95 % interval holds the truth (from four launches on)"
     )
+
+
+def _null_check(report: NoiseReport) -> str:
+    """Say how many A/A ratios cover 1; with fewer than four launches nothing is left to judge by."""
+    ratios = report.null_ratios
+    if not ratios or not all(interval.includes_launch_spread for interval in ratios):
+        return "–"
+    return f"{report.num_null_covered} of {len(ratios)}"
 
 
 def _spread(spread: Spread | None) -> str:
