@@ -253,6 +253,12 @@ def _warnings(winner: Finalist, goal: Goal, trained_depth: int | None) -> list[s
         warnings.append(
             f"K = {config.num_speculative_tokens} is beyond the drafter's trained depth of {trained_depth}"
         )
+    if goal.objective.endswith("_mean_ms") and winner.measurements[0].concurrency is None:
+        # Coverage by load: docs/statistics.md.
+        warnings.append(
+            "open loop: above about 70 % of the server's capacity intervals of mean latencies are "
+            "too narrow; measure longer before a small difference is believed"
+        )
     warnings += _client_warnings(winner)
     warnings += _quality_warnings(winner)
     worst = worst_violation(winner.measurements, goal.limits)

@@ -459,3 +459,18 @@ def test_a_load_generator_that_was_late_is_told(cpu_ratio: float, word: str | No
     told = [w for w in decision.warnings if w.startswith("client-limited")]
     assert [word in w for w in told if word] == ([True] if word else [])
     assert len(told) == (word is not None)
+
+
+@pytest.mark.parametrize(
+    ("objective", "concurrency", "is_told"),
+    [("e2el_mean_ms", None, True), ("e2el_mean_ms", 1, False), ("e2el_p95_ms", None, False)],
+)
+def test_intervals_that_are_too_narrow_in_open_loop_are_told(
+    objective: str, concurrency: int | None, is_told: bool
+) -> None:
+    of_goal = dataclasses.replace(goal(), objective=objective, is_maximized=False)
+    launches = [dataclasses.replace(at_tps(200), concurrency=concurrency)] * 2
+
+    decision = decided([finalist(4, *launches)], of_goal)
+
+    assert any(w.startswith("open loop: ") for w in decision.warnings) is is_told
