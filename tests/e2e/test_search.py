@@ -113,6 +113,8 @@ def test_everything_is_kept(workplace: Path) -> None:
         if launch.state is LaunchState.MEASURED:
             assert "--max-num-batched-tokens" in launch.report["argv"]
             assert Path(launch.report["log_path"]).is_file()
+        if launch.state is LaunchState.MEASURED and launch.phase is not Phase.QUALITY:
+            # A launch of the quality gate is asked for its answers, not timed.
             assert launch.measurements[0].records[0].chunk_times_s
     assert view.decision is not None
     assert "weights" in [f["knob"] for f in _fixed(workplace)]
