@@ -22,6 +22,7 @@ from autotune.serving.config import ServingConfig
 from autotune.serving.engine import EngineSettings, LaunchContext
 from autotune.serving.models import inspect_drafter
 from autotune.serving.replay import RecordingWriter, read_recording, recording_header
+from autotune.serving.sizes import ServingSizes
 from autotune.serving.vllm_engine import VllmEngine
 from autotune.serving.vllm_options import Needs
 from autotune.traffic.drawing import build_schedule
@@ -49,11 +50,20 @@ def main() -> None:
     engine = VllmEngine(EngineSettings(env=profile.serve.env, cache_dir=demo_cache_dir()))
     depth = inspect_drafter(str(head_dir())).trained_depth
     done = already_recorded(arguments.out)
-    header = recording_header(engine.describe(), "demo:target", NOTES, depth)
+    sizes = portable_sizes(engine)
+    header = recording_header(engine.describe(), "demo:target", NOTES, depth, sizes)
     with RecordingWriter(arguments.out, header) as writer:
         for launch, k, order in plan(arguments.rounds):
             if (launch, k) not in done:
                 record(engine, k, launch, {c: schedules[c] for c in order}, writer)
+
+
+def portable_sizes(engine: VllmEngine) -> ServingSizes | None:
+    """Return the sizes under the names that the recording uses."""
+    sizes = engine.sizes(str(ensure_target()), [inspect_drafter(str(head_dir()))])
+    if sizes is None:
+        return None
+    return dataclasses.replace(sizes, drafters={"demo:head": next(iter(sizes.drafters.values()))})
 
 
 def plan(rounds: int) -> Sequence[tuple[int, int, Sequence[int]]]:

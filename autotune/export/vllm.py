@@ -11,7 +11,7 @@ import yaml
 
 from autotune.export.base import Deployment, Exporter
 from autotune.export.result import result_json
-from autotune.serving.vllm_options import negated
+from autotune.serving.vllm_options import depth_by_batch_size, negated
 
 DEFAULT_PORT = 8000
 
@@ -64,7 +64,27 @@ def _config_problems(config: Any) -> list[str]:
         needed = {"method", "model", "num_speculative_tokens", "parallel_drafting"}
         lacking = needed - set(spec if isinstance(spec, dict) else ())
         problems += [f"config.yaml: speculative-config lacks {key}" for key in sorted(lacking)]
+        if not lacking:
+            problems += _schedule_problems(spec)
     return problems
+
+
+def _schedule_problems(spec: Mapping[str, Any]) -> list[str]:
+    """Refuse every schedule of K by batch size but "all of K, then nothing".
+
+    With a parallel drafter vLLM crashes on any other K, or takes the wrong rows without a word.
+    """
+    schedule = spec.get("num_speculative_tokens_per_batch_size")
+    if schedule is None:
+        return []
+    k = spec["num_speculative_tokens"]
+    try:
+        is_safe = schedule == depth_by_batch_size(schedule[0][1], k)
+    except (TypeError, LookupError):
+        is_safe = False
+    if is_safe:
+        return []
+    return ["config.yaml: num_speculative_tokens_per_batch_size must go from K to 0 in one step"]
 
 
 def options_from_yaml(text: str) -> dict[str, Any]:

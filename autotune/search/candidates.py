@@ -7,23 +7,38 @@ says how many went out for which reason.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from autotune.errors import InputError
 from autotune.search.space import KNOBS, SearchSpace
-from autotune.serving.capabilities import Capabilities, Fixed
+from autotune.serving.capabilities import TRAINED_DEPTH_SLACK, Capabilities, Fixed
 from autotune.serving.config import ServingConfig
+from autotune.serving.memory import MemoryModel
 from autotune.serving.models import DrafterInfo
-from autotune.serving.token_budget import tokens_per_step
+from autotune.serving.token_budget import graph_ceiling, tokens_per_step
 
 MAX_COMBINATIONS = 500_000
-DEFAULT_MAX_NUM_SEQS = 256
-"""vLLM's smallest default of `max_num_seqs` over all devices."""
+DEFAULT_MAX_NUM_SEQS = 128
+"""Default of `max_num_seqs` where sizes are not known: the smallest of vLLM's API server, that on CPU
+(`engine/arg_utils.py`, 0.32). On GPUs it is 256 or 1024."""
 DEFAULT_NUM_SPECULATIVE_TOKENS = 7
 """K of the published P-EAGLE recipes, for a head that does not state its trained depth."""
+
+SAME = "the same as another candidate (drafter knobs at K = 0)"
+SAME_SEQS = "max_num_seqs at or above the offered concurrency, the same as the default"
+SAME_BUDGET = "max_num_batched_tokens beyond what the offered requests can use, the same as less"
+NO_DIVISOR = "tree_width does not divide the number of draft tokens"
+REFUSED = "max_num_batched_tokens below max_num_seqs, which vLLM refuses"
+STARVED = "max_num_batched_tokens starves decoding at the offered concurrency"
+NO_GRAPHS = "max-cudagraph-capture-size below K + 1, which vLLM refuses"
 
 Params = dict[str, Any]
 
@@ -69,6 +84,9 @@ class Candidates:
     """What a user gets who turns the drafter on and touches nothing else."""
     starter: Candidate
     """A small K, which is the best guess before anything is measured."""
+    deepest: Candidate
+    """A K at or near the largest, whose launch tells the acceptance at every position; the default where that
+    is within reach of the cap."""
 
     @property
     def standing_knobs(self) -> tuple[str, ...]:
@@ -80,23 +98,53 @@ class Candidates:
         """What else sets candidates apart: the drafter, and options that are searched."""
         return tuple(d.name for d in self.dimensions if d.name not in KNOBS and len(d.values) > 1)
 
-    def by_digest(self) -> dict[str, Candidate]:
+    def by_digest(self) -> Mapping[str, Candidate]:
+        return self._by_digest
+
+    def nearest(self, params: Mapping[str, Any], excluded: Collection[str]) -> Candidate | None:
+        """Return the candidate closest to `params` that is not excluded; None when all are.
+
+        The distance is the sum over dimensions of the steps apart on the line of values, scaled to 0..1. Of
+        equally close ones it is the first.
+
+        Args:
+            params: value by dimension.
+            excluded: digests of configs.
+        """
+        row = [places[_key(params[d.name])] for d, places in self._lines]
+        distances = np.abs(self._places - np.array(row)) @ self._step_sizes
+        position = self._position
+        gone = [position[digest] for digest in excluded if digest in position]
+        if len(gone) == len(self.items):
+            return None
+        distances[gone] = np.iinfo(np.int64).max
+        return self.items[int(np.argmin(distances))]
+
+    @cached_property
+    def _by_digest(self) -> dict[str, Candidate]:
         return {candidate.config.digest: candidate for candidate in self.items}
 
-    def nearest(self, params: Mapping[str, Any], excluded: set[str]) -> Candidate | None:
-        """Return the candidate closest to `params` that is not excluded; None when all are."""
-        open_items = [c for c in self.items if c.config.digest not in excluded]
-        return min(open_items, key=lambda c: self._distance(c.params, params), default=None)
+    @cached_property
+    def _position(self) -> dict[str, int]:
+        return {digest: i for i, digest in enumerate(self._by_digest)}
 
-    def _distance(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
-        """Sum over dimensions: steps apart on a line of values, scaled to 0..1."""
-        total = 0.0
-        for dimension in self.dimensions:
-            places = {_key(value): i for i, value in enumerate(dimension.values)}
-            span = max(len(dimension.values) - 1, 1)
-            gap = places[_key(a[dimension.name])] - places[_key(b[dimension.name])]
-            total += abs(gap) / span
-        return total
+    @cached_property
+    def _lines(self) -> list[tuple[Dimension, dict[tuple[str, Any], int]]]:
+        """Every dimension with the place of each of its values."""
+        return [(d, {_key(value): i for i, value in enumerate(d.values)}) for d in self.dimensions]
+
+    @cached_property
+    def _places(self) -> npt.NDArray[np.int64]:
+        """Place of each candidate (rows) on each dimension's line (columns)."""
+        rows = [[places[_key(c.params[d.name])] for d, places in self._lines] for c in self.items]
+        return np.array(rows, dtype=np.int64).reshape(len(self.items), len(self.dimensions))
+
+    @cached_property
+    def _step_sizes(self) -> npt.NDArray[np.int64]:
+        """Size of a step on each line, in whole numbers so that equal distances compare as equal."""
+        spans = [max(len(d.values) - 1, 1) for d in self.dimensions]
+        whole = math.lcm(*spans)
+        return np.array([whole // span for span in spans], dtype=np.int64)
 
 
 def _key(value: Any) -> tuple[str, Any]:
@@ -111,6 +159,8 @@ def enumerate_candidates(
     drafters: Iterable[DrafterInfo],
     *,
     concurrency: int | None,
+    longest_request_tokens: int | None = None,
+    memory: MemoryModel | None = None,
 ) -> Candidates:
     """List the distinct, launchable configs of `space`.
 
@@ -120,6 +170,8 @@ def enumerate_candidates(
         model: the target, as the server will be told.
         drafters: the heads to search over.
         concurrency: most requests in flight, where the profile says it.
+        longest_request_tokens: longest prompt plus its output, where it is known.
+        memory: forecasts what fits; None where sizes are not known, and then nothing goes out for memory.
 
     Raises:
         InputError: nothing is left, or far too much.
@@ -127,36 +179,176 @@ def enumerate_candidates(
     heads = {head.name: head for head in drafters}
     fixed: list[Fixed] = []
     dimensions = _dimensions(space, capable, list(heads), fixed)
-    num_combinations = 1
-    for dimension in dimensions:
-        num_combinations *= len(dimension.values)
+    num_combinations = math.prod(len(dimension.values) for dimension in dimensions)
     if num_combinations > MAX_COMBINATIONS:
         raise InputError(
             f"the search space {space.name!r} has {num_combinations:,} combinations; at most "
             f"{MAX_COMBINATIONS:,} are supported. Take out values or parameters."
         )
-    found: dict[ServingConfig, Candidate] = {}
+    sieve = _Sieve(concurrency, longest_request_tokens, memory)
     removed: Counter[str] = Counter(_beyond_cap(space, capable))
-    for values in itertools.product(*(d.values for d in dimensions)):
-        params = dict(zip((d.name for d in dimensions), values, strict=True))
-        reason = _why_not(params, heads, space, concurrency)
-        config = None if reason else _config(params, heads, space, model)
-        if config is None or config in found:
-            removed[reason or "the same as another candidate (drafter knobs at K = 0)"] += 1
+    kept: dict[int, Candidate] = {}
+    doubtful: dict[int, tuple[Candidate, str]] = {}
+    names = [dimension.name for dimension in dimensions]
+    make = _ConfigMaker(space, model, heads)
+    for number, values in enumerate(itertools.product(*(d.values for d in dimensions))):
+        params = dict(zip(names, values, strict=True))
+        if params["num_speculative_tokens"] % params["tree_width"]:
+            removed[NO_DIVISOR] += 1
             continue
-        found[config] = Candidate(config, params)
-    if not found:
+        config = make(params)
+        reason = sieve.why_not(config)
+        if reason is None:
+            kept[number] = Candidate(config, params)
+            continue
+        removed[reason] += 1
+        if sieve.is_doubtful(config, reason):
+            doubtful[number] = (Candidate(config, params), reason)
+    if not kept and not doubtful:
         reasons = "; ".join(f"{reason} ({count})" for reason, count in removed.items())
         raise InputError(f"the search space {space.name!r} leaves nothing to launch: {reasons}.")
-    anchors = _anchors(found, dimensions, heads)
+    everything = {**kept, **{number: candidate for number, (candidate, _) in doubtful.items()}}
+    anchors = _anchors(dict(sorted(everything.items())), dimensions, heads)
+    for number in anchors:
+        if number in doubtful:
+            # What every study compares with is worth a launch that may fail.
+            kept[number], reason = doubtful.pop(number)
+            removed[reason] -= 1
+    items = [candidate for _, candidate in sorted(kept.items())]
+    baseline, default, starter, deepest = (kept[number] for number in anchors)
     return Candidates(
-        tuple(found.values()),
-        tuple(_still_moving(dimensions, list(found.values()))),
-        tuple(fixed),
-        num_combinations,
-        dict(removed),
-        *anchors,
+        items=tuple(items),
+        dimensions=tuple(_still_moving(dimensions, items)),
+        fixed=tuple(fixed),
+        num_combinations=num_combinations,
+        removed={reason: count for reason, count in removed.items() if count},
+        baseline=baseline,
+        default=default,
+        starter=starter,
+        deepest=deepest,
     )
+
+
+def largest_depth(space: SearchSpace, capable: Capabilities) -> int:
+    """Return the largest K that a search of `space` can come to, before anything else is left out."""
+    depths = space.values_of("num_speculative_tokens") or [0]
+    if "num_speculative_tokens" in capable.fixed:
+        return 0
+    return max((k for k in depths if k <= capable.max_num_speculative_tokens), default=0)
+
+
+class _ConfigMaker:
+    """Turns points of the space into configs."""
+
+    def __init__(self, space: SearchSpace, model: str, heads: Mapping[str, DrafterInfo]) -> None:
+        self._model = model
+        self._heads = heads
+        self._served_as = {name: head.serve_as for name, head in heads.items()}
+        self._fixed_flags = space.fixed_flags
+        self._searched_flags = tuple(space.searched_flags)
+
+    def __call__(self, params: Params) -> ServingConfig:
+        k = params["num_speculative_tokens"]
+        name = (params.get("drafter") or next(iter(self._heads))) if k else None
+        flags = {**self._fixed_flags, **{flag: params[flag] for flag in self._searched_flags}}
+        return ServingConfig(
+            model=self._model,
+            drafter=self._served_as[name] if name is not None else None,
+            num_speculative_tokens=k,
+            parallel_drafting=name is not None and self._heads[name].is_parallel,
+            tree_width=params["tree_width"] if k else 1,
+            weights=params["weights"],
+            kv_cache_dtype=params["kv_cache_dtype"],
+            max_num_seqs=params["max_num_seqs"],
+            max_num_batched_tokens=params["max_num_batched_tokens"],
+            flags=tuple(sorted(flags.items())),
+        )
+
+
+class _Sieve:
+    """Says why a config is not worth a launch, knowing those that it let through before."""
+
+    def __init__(
+        self,
+        concurrency: int | None,
+        longest_request_tokens: int | None,
+        memory: MemoryModel | None,
+    ) -> None:
+        self._concurrency = concurrency
+        self._longest_tokens = longest_request_tokens
+        self._memory = memory
+        self._default_seqs = DEFAULT_MAX_NUM_SEQS if memory is None else memory.device.max_num_seqs
+        self._default_budget = None if memory is None else memory.device.max_num_batched_tokens
+        self._configs: set[ServingConfig] = set()
+        self._by_use: set[ServingConfig] = set()
+
+    def why_not(self, config: ServingConfig) -> str | None:
+        """Return the reason to leave `config` out; None lets it through."""
+        if config in self._configs:
+            return SAME
+        reason = self._why_not_launched(config)
+        if reason is not None:
+            return reason
+        by_seqs = self._with_used_seqs(config)
+        by_use = self._with_used_budget(by_seqs)
+        if by_use in self._by_use:
+            return SAME_BUDGET if by_use != by_seqs else SAME_SEQS
+        self._configs.add(config)
+        self._by_use.add(by_use)
+        return None
+
+    def is_doubtful(self, config: ServingConfig, reason: str) -> bool:
+        """Whether `config` went out for caution alone: it may fit the memory after all."""
+        if self._memory is None or config in self._configs:
+            return False
+        is_refused_for_memory = reason == self._memory.why_not(config)
+        return is_refused_for_memory and self._memory.why_not(config, is_cautious=False) is None
+
+    def _why_not_launched(self, config: ServingConfig) -> str | None:
+        seqs, budget = config.max_num_seqs, config.max_num_batched_tokens
+        if seqs and budget and budget < seqs:
+            return REFUSED
+        offered = self._concurrency or 1
+        if budget and budget < _tokens_per_step(config) * min(offered, seqs or offered):
+            return STARVED
+        if self._memory is None:
+            return None
+        if self._memory.device.has_graphs:
+            ceiling = graph_ceiling(config, self._concurrency)
+            if 0 < ceiling <= config.num_speculative_tokens:
+                return NO_GRAPHS
+        return self._memory.why_not(config)
+
+    def _with_used_seqs(self, config: ServingConfig) -> ServingConfig:
+        """Write the same number for all values of `max_num_seqs` that hold nobody back."""
+        seqs = config.max_num_seqs or self._default_seqs
+        if self._concurrency is None or seqs < self._concurrency:
+            return config
+        return replace(config, max_num_seqs=self._concurrency)
+
+    def _with_used_budget(self, config: ServingConfig) -> ServingConfig:
+        """Write the same number for all budgets that every step fits into.
+
+        The fullest step decodes for all users and takes in all their prompts. Where the KV cache is what
+        holds requests back, budgets still differ: a larger one leaves less memory for it.
+        """
+        if self._concurrency is None or self._longest_tokens is None:
+            return config
+        most = self._concurrency * (_tokens_per_step(config) + self._longest_tokens)
+        budget = config.max_num_batched_tokens or self._default_budget
+        if budget is None or budget < most or self._is_short_of_kv(config):
+            return config
+        return replace(config, max_num_batched_tokens=most)
+
+    def _is_short_of_kv(self, config: ServingConfig) -> bool:
+        if self._memory is None or self._concurrency is None or self._longest_tokens is None:
+            return False
+        longest = self._longest_tokens + config.num_speculative_tokens
+        return self._memory.estimate(config).kv_tokens < self._concurrency * longest
+
+
+def _tokens_per_step(config: ServingConfig) -> int:
+    return tokens_per_step(config.num_speculative_tokens, is_parallel=config.parallel_drafting)
 
 
 def _dimensions(
@@ -209,75 +401,34 @@ def _beyond_cap(space: SearchSpace, capable: Capabilities) -> dict[str, int]:
     return {f"K above {cap}, past the drafter's trained depth (values of K)": len(beyond)}
 
 
-def _why_not(
-    params: Params, heads: Mapping[str, DrafterInfo], space: SearchSpace, concurrency: int | None
-) -> str | None:
-    """Say why a combination is not worth a launch; None when it is."""
-    k, width = params["num_speculative_tokens"], params["tree_width"]
-    seqs, budget = params["max_num_seqs"], params["max_num_batched_tokens"]
-    if k and k % width:
-        return "tree_width does not divide the number of draft tokens"
-    if seqs and budget and budget < seqs:
-        return "max_num_batched_tokens below max_num_seqs, which vLLM refuses"
-    if concurrency is None:
-        return None
-    is_choice = len(space.values_of("max_num_seqs") or []) > 1
-    if is_choice and seqs and concurrency <= DEFAULT_MAX_NUM_SEQS and seqs >= concurrency:
-        return "max_num_seqs at or above the offered concurrency, the same as the default"
-    head = _head(params, heads)
-    cost = tokens_per_step(k, is_parallel=head is not None and head.is_parallel)
-    if budget and budget < cost * min(concurrency, seqs or concurrency):
-        return "max_num_batched_tokens starves decoding at the offered concurrency"
-    return None
-
-
-def _head(params: Params, heads: Mapping[str, DrafterInfo]) -> DrafterInfo | None:
-    """Return the drafter of a combination; None at K = 0."""
-    if not params["num_speculative_tokens"]:
-        return None
-    return heads[params.get("drafter") or next(iter(heads))]
-
-
-def _config(
-    params: Params, heads: Mapping[str, DrafterInfo], space: SearchSpace, model: str
-) -> ServingConfig:
-    k, head = params["num_speculative_tokens"], _head(params, heads)
-    flags = {**space.fixed_flags, **{name: params[name] for name in space.searched_flags}}
-    return ServingConfig(
-        model=model,
-        drafter=head.serve_as if head else None,
-        num_speculative_tokens=k,
-        parallel_drafting=bool(head and head.is_parallel),
-        tree_width=params["tree_width"] if k else 1,
-        weights=params["weights"],
-        kv_cache_dtype=params["kv_cache_dtype"],
-        max_num_seqs=params["max_num_seqs"],
-        max_num_batched_tokens=params["max_num_batched_tokens"],
-        flags=tuple(sorted(flags.items())),
-    )
-
-
 def _anchors(
-    found: Mapping[ServingConfig, Candidate],
+    items: Mapping[int, Candidate],
     dimensions: list[Dimension],
     heads: Mapping[str, DrafterInfo],
-) -> tuple[Candidate, Candidate, Candidate]:
-    """Pick the three configs that every study measures first."""
+) -> tuple[int, int, int, int]:
+    """Pick baseline, default, starter and deepest, which every study measures first, by their numbers."""
     plain = {d.name: _plain_value(d) for d in dimensions}
-    items = list(found.values())
-    depths = sorted({c.config.num_speculative_tokens for c in items} - {0})
-
-    def at(k: int) -> Candidate:
-        wanted = {**plain, "num_speculative_tokens": k}
-        same = [c for c in items if c.config.num_speculative_tokens == k]
-        return max(same or items, key=lambda c: sum(c.params[n] == v for n, v in wanted.items()))
-
-    baseline = at(0)
+    del plain["num_speculative_tokens"]
+    by_depth: dict[int, int] = {}
+    matches: dict[int, int] = {}
+    for number, candidate in items.items():
+        k = candidate.config.num_speculative_tokens
+        count = sum(candidate.params[name] == value for name, value in plain.items())
+        if k not in by_depth or count > matches[k]:
+            by_depth[k], matches[k] = number, count
+    depths = sorted(set(by_depth) - {0})
     if not depths:
-        return baseline, baseline, baseline
+        return (by_depth[0],) * 4
     trained = [head.trained_depth for head in heads.values() if head.trained_depth]
     usual = trained[0] if trained else DEFAULT_NUM_SPECULATIVE_TOKENS
-    return baseline, at(_closest(depths, usual)), at(_closest(depths, 3))
+    default = _closest(depths, usual)
+    # A launch at K tells of all positions up to K, so where plain configs fit, the deepest of them is it.
+    most = max(matches[k] for k in depths)
+    deepest = max(k for k in depths if matches[k] == most)
+    if deepest <= default + TRAINED_DEPTH_SLACK and trained:
+        deepest = default
+    baseline = by_depth[0] if 0 in by_depth else by_depth[depths[0]]
+    return baseline, by_depth[default], by_depth[_closest(depths, 3)], by_depth[deepest]
 
 
 _PLAIN = {"tree_width": 1, "weights": "as_is", "kv_cache_dtype": "auto"}

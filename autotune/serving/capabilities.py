@@ -6,6 +6,8 @@ The table's facts and their sources:
   0.21.0 the first without (read in the wheels). It took autoregressive heads on CUDA only.
 * FP8 weights made at load (`--quantization fp8`) need compute capability 7.5; real FP8 arithmetic
   starts at 8.9, below that only memory is saved (platforms/cuda.py, quantization/online).
+* K by batch size (`num_speculative_tokens_per_batch_size`) came with PR #32374 and is searched from 0.25 on;
+  vLLM turns it off, with a warning, where there are several data-parallel ranks (config/vllm.py).
 * On CPU, FP8 weights made at load die with `static_scaled_fp8_quant() expected at most 0 argument(s)`
   (seen with 0.32); an FP8 KV cache needs AVX-512 or AMX and a head size divisible by 32
   (attention/backends/cpu_attn.py).
@@ -21,6 +23,7 @@ from typing import Any, Literal
 from autotune.serving.models import DrafterInfo, ModelInfo
 
 FIRST_VERSION_WITHOUT_TREES = (0, 21)
+FIRST_VERSION_WITH_DEPTH_BY_BATCH = (0, 25)
 FP8_WEIGHTS_CAPABILITY = (7, 5)
 FP8_ARITHMETIC_CAPABILITY = (8, 9)
 TRAINED_DEPTH_SLACK = 2
@@ -81,6 +84,8 @@ class Capabilities:
 
     max_num_speculative_tokens: int
     fixed: Mapping[str, Fixed]
+    why_not_off_by_batch: str | None = None
+    """Why speculation cannot be switched off above a batch size; None where it can."""
 
     def is_live(self, knob: str) -> bool:
         return knob not in self.fixed
@@ -93,6 +98,8 @@ def capabilities(
     *,
     beyond_trained_depth: bool = False,
     max_num_speculative_tokens: int = 32,
+    data_parallel_size: int = 1,
+    is_quantized: bool = False,
 ) -> Capabilities:
     """Decide which knobs live.
 
@@ -102,11 +109,13 @@ def capabilities(
         drafters: the heads that may be used.
         beyond_trained_depth: search K past what the heads were trained for.
         max_num_speculative_tokens: the cap that applies otherwise.
+        data_parallel_size: ranks that the user's options ask for.
+        is_quantized: whether the checkpoint is, where the target's own facts are not known.
     """
     heads = list(drafters)
     checks = {
         "tree_width": _tree_width(engine, heads),
-        "weights": _weights(engine, target),
+        "weights": _weights(engine, target, is_quantized=is_quantized),
         "kv_cache_dtype": _kv_cache_dtype(engine, target),
         "num_speculative_tokens": None if heads else "no drafter is given",
     }
@@ -118,7 +127,23 @@ def capabilities(
     depths = [head.trained_depth for head in heads if head.trained_depth]
     if depths and not beyond_trained_depth:
         cap = min(cap, max(depths) + TRAINED_DEPTH_SLACK)
-    return Capabilities(cap, fixed)
+    return Capabilities(cap, fixed, _off_by_batch(engine, heads, data_parallel_size))
+
+
+def _off_by_batch(
+    engine: EngineInfo, drafters: list[DrafterInfo], data_parallel_size: int
+) -> str | None:
+    if not drafters:
+        return "no drafter is given"
+    if data_parallel_size > 1:
+        return "vLLM ignores K by batch size where there are several data-parallel ranks"
+    if engine.engine == "replay":
+        return "it was not recorded"
+    if engine.is_simulated:
+        return None
+    if engine.version_tuple < FIRST_VERSION_WITH_DEPTH_BY_BATCH:
+        return f"K by batch size needs vLLM 0.25 or newer, this is {engine.version or 'unknown'}"
+    return None
 
 
 def _tree_width(engine: EngineInfo, drafters: list[DrafterInfo]) -> str | None:
@@ -135,9 +160,11 @@ def _tree_width(engine: EngineInfo, drafters: list[DrafterInfo]) -> str | None:
     return None
 
 
-def _weights(engine: EngineInfo, target: ModelInfo | None) -> str | None:
+def _weights(engine: EngineInfo, target: ModelInfo | None, *, is_quantized: bool) -> str | None:
     if target is not None and target.quantization:
         return f"the checkpoint is already quantised ({target.quantization})"
+    if is_quantized:
+        return "the checkpoint is already quantised"
     if engine.device == "cpu":
         return "vLLM's CPU backend cannot make FP8 weights at load (it fails while loading)"
     if engine.compute_capability and engine.compute_capability < FP8_WEIGHTS_CAPABILITY:

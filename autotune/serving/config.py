@@ -34,6 +34,11 @@ class ServingConfig:
     """Most sequences in a batch; None leaves the engine's default."""
     max_num_batched_tokens: int | None = None
     """Token budget of one step; None leaves the engine's default."""
+    speculation_off_above: int | None = None
+    """Batch size, in requests, above which nothing is drafted; None drafts always.
+
+    The only schedule of K by batch size that is safe with a parallel drafter: vLLM shapes the mask slots by
+    the full K, so any K between 0 and that is refused or, worse, takes the wrong rows."""
     flags: tuple[tuple[str, Flag], ...] = ()
     """Any other vLLM options, dashed names without the leading dashes, sorted by name."""
 
@@ -46,6 +51,13 @@ class ServingConfig:
         if (self.drafter is None) != (self.num_speculative_tokens == 0):
             raise ValueError(
                 "a drafter must be given exactly when num_speculative_tokens is above 0"
+            )
+        if self.speculation_off_above is not None and (
+            self.speculation_off_above < 1 or not self.is_speculative
+        ):
+            raise ValueError(
+                "speculation_off_above must be at least 1 and needs speculation, "
+                f"but got {self.speculation_off_above}"
             )
         if self.tree_width < 1 or self.num_speculative_tokens % self.tree_width:
             raise ValueError(
@@ -67,12 +79,13 @@ class ServingConfig:
     def simplicity(self) -> tuple[int, ...]:
         """Sorts simpler configs first; ties between measured configs are broken by it.
 
-        No speculation before speculation, smaller K before larger, unquantised before quantised,
-        the engine's default limits before other ones.
+        No speculation before speculation, smaller K before larger, always before by batch size,
+        unquantised before quantised, the engine's default limits before other ones.
         """
         return (
             self.num_speculative_tokens,
             self.tree_width,
+            self.speculation_off_above is not None,
             (self.weights != "as_is") + (self.kv_cache_dtype != "auto"),
             (self.max_num_seqs is not None) + (self.max_num_batched_tokens is not None),
             self.max_num_seqs or 0,
@@ -89,6 +102,8 @@ class ServingConfig:
         parts = [f"K={self.num_speculative_tokens}"]
         if self.tree_width > 1:
             parts.append(f"width={self.tree_width}")
+        if self.speculation_off_above is not None:
+            parts.append(f"off-above={self.speculation_off_above}")
         if self.weights != "as_is" and "weights" not in hidden:
             parts.append(f"{self.weights}-weights")
         if self.kv_cache_dtype != "auto" and "kv_cache_dtype" not in hidden:
@@ -106,6 +121,9 @@ class ServingConfig:
         """Return plain data that `config_from_dict` turns back into an equal config."""
         data = asdict(self)
         data["flags"] = dict(self.flags)
+        if self.speculation_off_above is None:
+            # Left out, so that configs keep the digests they had before this knob existed.
+            del data["speculation_off_above"]
         return data
 
 

@@ -22,6 +22,7 @@ from autotune.serving.models import (
     inspect_drafter,
     inspect_model,
 )
+from autotune.serving.sizes import ServingSizes
 from autotune.serving.vllm_options import Needs
 from autotune.traffic.schedule import Schedule
 
@@ -147,6 +148,17 @@ class Engine(ABC):
         for head in heads:
             check_pair(target, head)
         return target, heads
+
+    def sizes(self, model: str, drafters: Sequence[DrafterInfo]) -> ServingSizes | None:
+        """Return the sizes that memory and cost arithmetic need; None where they are not known.
+
+        Without them nothing is pruned for memory, and the search uses samplers that know no physics.
+
+        Args:
+            model: the target as `ServingConfig.model` names it.
+            drafters: the heads that `inspect` returned.
+        """
+        return None
 
     @abstractmethod
     def launch(self, config: ServingConfig, context: LaunchContext) -> Server:

@@ -213,7 +213,7 @@ def inspect_model(name: str, where: str = "--model") -> ModelInfo:
         InputError: the folder or its config cannot be used.
     """
     folder = find_model(name, "model", where)
-    config, path = _read_config(folder), folder / "config.json"
+    config, path = read_config(folder), folder / "config.json"
     sizes = validate(_Sizes, config.get("text_config", config), path)
     quantization = validate(_Quantization, config.get("quantization_config") or {}, path)
     return ModelInfo(
@@ -235,7 +235,7 @@ def inspect_drafter(name: str, where: str = "--drafter") -> DrafterInfo:
         InputError: the folder cannot be used, or is no EAGLE-3 style head.
     """
     folder = find_model(name, "drafter", where)
-    config = _read_config(folder)
+    config = read_config(folder)
     if config.get("speculators_config"):
         return _speculators_head(name, folder, config)
     head = validate(_Head, config, folder / "config.json")
@@ -345,7 +345,12 @@ def _kind_of(
     return "p-eagle" if head.has_mask_token else "eagle3"
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read a model folder's config.json.
+
+    Raises:
+        InputError: it is missing, too large, or no JSON object.
+    """
     path = folder / "config.json"
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
@@ -358,12 +363,25 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _tensor_shapes(folder: Path) -> dict[str, list[int]]:
-    """Read names and shapes out of the headers of all safetensors files in the folder.
+@dataclass(frozen=True)
+class TensorHeader:
+    """What a safetensors file says of one tensor."""
+
+    dtype: str
+    """As the format writes it: ``BF16``, ``F8_E4M3``, ``U8``, ..."""
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
+def tensor_headers(folder: Path) -> dict[str, TensorHeader]:
+    """Read the headers of all safetensors files in a folder, by the tensors' names.
 
     A safetensors file opens with the length of a JSON header as a little-endian 64-bit integer.
+
+    Raises:
+        InputError: a file is broken.
     """
-    shapes: dict[str, list[int]] = {}
+    found: dict[str, TensorHeader] = {}
     for path in sorted(folder.glob("*.safetensors")):
         try:
             with path.open("rb") as file:
@@ -371,7 +389,15 @@ def _tensor_shapes(folder: Path) -> dict[str, list[int]]:
                 if length > MAX_HEADER_BYTES:
                     raise ValueError(f"header of {length:,} bytes")
                 header = json.loads(file.read(length))
-            shapes.update({k: v["shape"] for k, v in header.items() if k != "__metadata__"})
+            for name, tensor in header.items():
+                if name != "__metadata__":
+                    first, last = tensor["data_offsets"]
+                    shape = tuple(tensor["shape"])
+                    found[name] = TensorHeader(tensor["dtype"], shape, last - first)
         except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError) as err:
             raise invalid(f"is not a readable safetensors file ({err})", where=path) from err
-    return shapes
+    return found
+
+
+def _tensor_shapes(folder: Path) -> dict[str, list[int]]:
+    return {name: list(header.shape) for name, header in tensor_headers(folder).items()}

@@ -18,10 +18,12 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from autotune.closing import Closing
 from autotune.errors import AutotuneError, InputError, invalid, suggestion
@@ -39,6 +41,7 @@ from autotune.serving.config import ServingConfig, config_from_dict
 from autotune.serving.engine import Engine, EngineSettings, LaunchContext, LaunchReport, Server
 from autotune.serving.failures import FailureKind, TrialFailed, TrialFailure
 from autotune.serving.models import DrafterInfo, ModelInfo
+from autotune.serving.sizes import ServingSizes
 from autotune.serving.virtual import added, pass_time, play
 from autotune.traffic.schedule import Schedule, ScheduledRequest
 
@@ -109,6 +112,8 @@ class Recording:
     notes: str
     trained_depth: int | None
     """Of the recorded drafter; None where the recording does not say."""
+    sizes: ServingSizes | None
+    """Of what was recorded; None where the recording does not say."""
     rows: tuple[RecordedMeasurement, ...]
 
     def launches_of(self, config: ServingConfig) -> list[list[RecordedMeasurement]]:
@@ -132,7 +137,11 @@ class Recording:
 
 
 def recording_header(
-    engine: EngineInfo, model: str, notes: str = "", trained_depth: int | None = None
+    engine: EngineInfo,
+    model: str,
+    notes: str = "",
+    trained_depth: int | None = None,
+    sizes: ServingSizes | None = None,
 ) -> dict[str, Any]:
     """Build the first line of a recording.
 
@@ -141,6 +150,7 @@ def recording_header(
         model: the target's name.
         notes: anything a reader should know: hardware, date, command.
         trained_depth: of the drafter; None where it is not known.
+        sizes: of target, drafters and device, the drafters by the names that the rows give them.
     """
     described = {**engine.as_dict(), "cpu_flags": sorted(engine.cpu_flags)}
     return {
@@ -150,6 +160,7 @@ def recording_header(
         "model": model,
         "notes": notes,
         "trained_depth": trained_depth,
+        **({"sizes": asdict(sizes)} if sizes is not None else {}),
     }
 
 
@@ -164,7 +175,9 @@ def read_recording(path: Path) -> Recording:
     if header is None:
         raise invalid("the recording must have a header line, but the file is empty", where=path)
     _check_header(header, f"{path}:{number}")
-    engine = _parsed(_engine_info, header["engine"], f"{path}:{number}", "the header's engine")
+    header_where = f"{path}:{number}"
+    engine = _parsed(_engine_info, header["engine"], header_where, "the header's engine")
+    sizes = _sizes(header, header_where)
     rows = tuple(
         _parsed(_row, line, f"{path}:{number}", "a recorded measurement") for number, line in lines
     )
@@ -176,6 +189,7 @@ def read_recording(path: Path) -> Recording:
         model=str(header.get("model")),
         notes=str(header.get("notes", "")),
         trained_depth=header.get("trained_depth"),
+        sizes=sizes,
         rows=rows,
     )
 
@@ -302,6 +316,21 @@ def _check_header(header: Mapping[str, Any], where: str) -> None:
                       key_path="trained_depth", got=depth)  # fmt: skip
 
 
+_SIZES = TypeAdapter(ServingSizes)
+
+
+def _sizes(header: Mapping[str, Any], where: str) -> ServingSizes | None:
+    if header.get("sizes") is None:
+        return None
+    try:
+        return _SIZES.validate_python(header["sizes"])
+    except ValidationError as err:
+        first = err.errors()[0]
+        key_path = ".".join(map(str, ("sizes", *first["loc"])))
+        raise invalid(f"the header's sizes are malformed: {first['msg']}", where=where,
+                      key_path=key_path) from err  # fmt: skip
+
+
 def _parsed(parse: Callable[[Mapping[str, Any]], T], data: Any, where: str, what: str) -> T:
     try:
         return parse(data)
@@ -411,6 +440,15 @@ class ReplayEngine(Engine):
             )
             for name in drafters
         )
+
+    def sizes(self, model: str, drafters: Sequence[DrafterInfo]) -> ServingSizes | None:
+        """Return the recorded sizes, with those of the recorded drafter under every name given."""
+        recorded = self.recording.sizes
+        if recorded is None or (drafters and not recorded.drafters):
+            return None
+        first = next(iter(recorded.drafters.values()), None)
+        known = {head.serve_as: recorded.drafters.get(head.serve_as, first) for head in drafters}
+        return replace(recorded, drafters={n: d for n, d in known.items() if d is not None})
 
     def launch(self, config: ServingConfig, context: LaunchContext) -> Server:
         launches = self.recording.launches_of(config)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, InputError
 from autotune.measure.audit import AuditLevel, audit_verdict
 from autotune.measure.client import (
     ClientFailed,
@@ -26,6 +27,7 @@ from autotune.measure.records import Measurement, ServerCounters
 from autotune.serving.capabilities import EngineInfo
 from autotune.serving.clock import RealClock
 from autotune.serving.config import ServingConfig
+from autotune.serving.device_sizes import cpu_sizes, gpu_sizes
 from autotune.serving.engine import Engine, EngineSettings, LaunchContext, LaunchReport, Server
 from autotune.serving.failures import (
     MAX_ERROR_RATIO,
@@ -36,7 +38,10 @@ from autotune.serving.failures import (
 )
 from autotune.serving.gpu import list_gpus, wait_for_memory
 from autotune.serving.http import request
+from autotune.serving.model_sizes import drafter_sizes, target_sizes
+from autotune.serving.models import DrafterInfo
 from autotune.serving.process import ServerProcess, free_port
+from autotune.serving.sizes import DeviceSizes, ServingSizes
 from autotune.serving.vllm_install import VllmInstall, find_vllm
 from autotune.serving.vllm_options import VllmOptions, to_argv, vllm_options
 from autotune.traffic.schedule import Schedule, ScheduledRequest
@@ -63,6 +68,28 @@ class VllmEngine(Engine):
 
     def describe(self) -> EngineInfo:
         return self.install.info
+
+    def sizes(self, model: str, drafters: Sequence[DrafterInfo]) -> ServingSizes | None:
+        """Read files and the device; None where any of them does not say."""
+        folder = Path(model)
+        try:
+            target = target_sizes(folder) if folder.is_dir() else None
+            heads = {head.serve_as: drafter_sizes(head) for head in drafters}
+        except InputError:
+            return None  # an odd layout may still be served: that is for vLLM to say
+        known = {name: head for name, head in heads.items() if head is not None}
+        device = self._device_sizes()
+        if target is None or device is None or len(known) < len(heads):
+            return None
+        return ServingSizes(target, known, device)
+
+    def _device_sizes(self) -> DeviceSizes | None:
+        info = self.install.info
+        if info.device == "cpu":
+            return cpu_sizes(info.hardware, {**os.environ, **self._settings.env})
+        gpus = list_gpus()
+        # vLLM takes the first one unless a fixed option says more.
+        return gpu_sizes(gpus[0]) if gpus else None
 
     def launch(self, config: ServingConfig, context: LaunchContext) -> Server:
         port, served_name = free_port(), f"autotune-{secrets.token_hex(8)}"
@@ -272,7 +299,9 @@ class VllmServer(Server):
         audit = audit_verdict(measurement)
         if audit.level is AuditLevel.INVALID and not schedule.allows_late_client:
             raise self._failure(FailureKind.CLIENT_OVERLOADED, "; ".join(audit.reasons))
-        if self._config.is_speculative and measurement.counters.num_drafts == 0:
+        # With speculation switched by batch it may be right that nothing was drafted.
+        is_always_on = self._config.is_speculative and self._config.speculation_off_above is None
+        if is_always_on and measurement.counters.num_drafts == 0:
             detail = "the server drafted nothing during the measurement"
             raise self._failure(FailureKind.SPECULATION_INACTIVE, detail)
         return measurement

@@ -13,7 +13,14 @@ from typing import Any
 
 from autotune.serving.capabilities import Device
 from autotune.serving.config import Flag, ServingConfig
-from autotune.serving.token_budget import graph_capture_size, needed_model_len
+from autotune.serving.token_budget import (
+    DEFAULT_CAPTURE_SIZE,
+    graph_ceiling,
+    needed_model_len,
+)
+
+LARGEST_BATCH = 65_536
+"""Beyond any batch size, for the end of a schedule by batch size."""
 
 VllmOptions = dict[str, Any]
 """Dashed option names without leading dashes; nested mappings become JSON."""
@@ -108,7 +115,23 @@ def _speculative_config(config: ServingConfig) -> dict[str, Any]:
         spec["speculative_token_tree"] = speculative_token_tree(
             config.tree_width, config.num_speculative_tokens // config.tree_width
         )
+    if config.speculation_off_above is not None:
+        spec["num_speculative_tokens_per_batch_size"] = depth_by_batch_size(
+            config.speculation_off_above, config.num_speculative_tokens
+        )
     return spec
+
+
+def depth_by_batch_size(off_above: int, num_speculative_tokens: int) -> list[list[int]]:
+    """Write K for every batch size up to `off_above` requests, and none beyond.
+
+    vLLM takes a list of [first size, last size, K], both ends inclusive, sorted and starting at 1
+    (`v1/spec_decode/dynamic/utils.py`). With a parallel drafter only K and 0 are safe.
+    """
+    return [
+        [1, off_above, num_speculative_tokens],
+        [off_above + 1, max(LARGEST_BATCH, off_above + 1), 0],
+    ]
 
 
 def speculative_token_tree(width: int, depth: int) -> str:
@@ -129,16 +152,7 @@ def _derived_options(config: ServingConfig, needs: Needs, device: Device) -> dic
         if needs.model_max_len is None or length < needs.model_max_len:
             derived["max-model-len"] = length
     if device == "cuda" and config.is_speculative and needs.concurrency is not None:
-        seqs = min(needs.concurrency, config.max_num_seqs or needs.concurrency)
-        size = graph_capture_size(config, seqs)
-        if size > DEFAULT_CAPTURE_SIZE and not _sets_graphs(fixed):
+        size = graph_ceiling(config, needs.concurrency)
+        if size > DEFAULT_CAPTURE_SIZE:
             derived["max-cudagraph-capture-size"] = size
     return {name: value for name, value in derived.items() if name not in fixed}
-
-
-DEFAULT_CAPTURE_SIZE = 512
-"""vLLM's own ceiling below which nothing has to be said (1024 on SM 10.x)."""
-
-
-def _sets_graphs(fixed: set[str]) -> bool:
-    return bool(fixed & {"enforce-eager", "cudagraph-capture-sizes", "compilation-config"})

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.measure.metrics import summarize
+from autotune.measure.records import Measurement
 from autotune.serving.engine import EngineSettings, LaunchContext
 from autotune.serving.failures import FailureKind, TrialFailed
 from autotune.serving.vllm_engine import VllmEngine
@@ -70,6 +71,29 @@ def test_speculation_is_on_and_counted_and_nothing_is_left_behind(
     lengths = [[r.num_completion_tokens for r in sorted(m.records, key=lambda r: r.request_id)]
                for m in (first, again)]  # fmt: skip
     assert lengths[0] == lengths[1]
+
+
+def test_speculation_is_switched_off_above_a_batch_size(
+    engine: VllmEngine, target: Path, head: Path, tmp_path: Path
+) -> None:
+    """With one user every step drafts; with four, only steps in which one of them is left."""
+    config = serving_config(target, head, 4, speculation_off_above=1)
+    alone = build_schedule(profile().with_concurrency(1))
+    together = build_schedule(profile().with_concurrency(4))
+    with engine.launch(config, context(tmp_path)) as server:
+        server.warm_up(alone)
+        of_one = server.measure(alone)
+        of_four = server.measure(together)
+    assert vllm_processes() == []
+
+    def drafts_per_token(measurement: Measurement) -> float:
+        tokens = sum(r.num_completion_tokens for r in measurement.records)
+        return measurement.counters.num_drafts / tokens
+
+    assert of_one.num_errors == of_four.num_errors == 0
+    # One draft a step, and a step brings between one token and the five of K + 1.
+    assert drafts_per_token(of_one) > 1 / 5 - 0.05
+    assert drafts_per_token(of_four) < drafts_per_token(of_one) / 2
 
 
 def test_conversations_users_and_open_loop_reach_a_real_server(

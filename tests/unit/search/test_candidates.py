@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,9 +15,14 @@ from study_helpers import head, make_space
 from autotune.errors import InputError
 from autotune.search.candidates import Candidates, enumerate_candidates
 from autotune.serving.capabilities import Capabilities, EngineInfo, Fixed, capabilities
+from autotune.serving.memory import MemoryModel
 from autotune.serving.models import DrafterInfo
+from autotune.serving.sizes import DeviceSizes, DrafterSizes, ServingSizes, TargetSizes
+from autotune.serving.vllm_options import Needs
 
 SAME = "the same as another candidate (drafter knobs at K = 0)"
+SAME_BUDGET = "max_num_batched_tokens beyond what the offered requests can use, the same as less"
+NO_GRAPHS = "max-cudagraph-capture-size below K + 1, which vLLM refuses"
 NO_DIVISOR = "tree_width does not divide the number of draft tokens"
 REFUSED = "max_num_batched_tokens below max_num_seqs, which vLLM refuses"
 SAME_SEQS = "max_num_seqs at or above the offered concurrency, the same as the default"
@@ -32,10 +38,20 @@ def listed(
     capable: Capabilities = EVERYTHING,
     heads: Sequence[DrafterInfo] = (head(),),
     concurrency: int | None = None,
+    longest_request_tokens: int | None = None,
+    memory: MemoryModel | None = None,
     **more: Any,
 ) -> Candidates:
     space = make_space(parameters, **more)
-    return enumerate_candidates(space, capable, "model", heads, concurrency=concurrency)
+    return enumerate_candidates(
+        space,
+        capable,
+        "model",
+        heads,
+        concurrency=concurrency,
+        longest_request_tokens=longest_request_tokens,
+        memory=memory,
+    )
 
 
 def ks(candidates: Candidates) -> list[int]:
@@ -231,11 +247,21 @@ def test_seqs_at_or_above_the_concurrency_are_the_default() -> None:
     assert values_of(found, "max_num_seqs") == (None, 8, 15)
 
 
-def test_above_vllms_own_default_of_256_seqs_they_matter() -> None:
-    found = listed({"num_speculative_tokens": [0], "max_num_seqs": [128, 512]}, concurrency=300)
+def test_above_vllms_own_smallest_default_of_128_seqs_they_matter() -> None:
+    found = listed({"num_speculative_tokens": [0], "max_num_seqs": [64, 512]}, concurrency=200)
 
-    # The default would hold 256 of the 300 back, so 512 is not the same.
-    assert [c.config.max_num_seqs for c in found.items] == [None, 128, 512]
+    # A default of 128, as on CPU, would hold 72 of the 200 back, so 512 is not the same.
+    assert [c.config.max_num_seqs for c in found.items] == [None, 64, 512]
+
+
+def test_a_known_devices_own_default_decides_which_seqs_are_the_same() -> None:
+    space = {"num_speculative_tokens": [0], "max_num_seqs": [64, 512]}
+
+    found = listed(space, concurrency=200, memory=sized(80e9))
+
+    # 256 is that device's default: 512 is the same as it.
+    assert [c.config.max_num_seqs for c in found.items] == [None, 64]
+    assert found.removed == {SAME_SEQS: 1}
 
 
 def test_a_fixed_number_of_seqs_is_kept_whatever_the_load() -> None:
@@ -314,10 +340,12 @@ def test_fewer_seqs_need_less_of_the_budget() -> None:
     assert left == {(None, None), (2, None), (4, None), (2, 16), (2, 32), (4, 32)}
 
 
-def test_without_a_known_concurrency_nothing_is_starved() -> None:
-    found = listed({"num_speculative_tokens": [8], "max_num_batched_tokens": [8, 16]})
+def test_without_a_known_concurrency_one_request_must_fit_a_step() -> None:
+    found = listed({"num_speculative_tokens": [8], "max_num_batched_tokens": [15, 16]})
 
-    assert found.removed == {}
+    # K = 8 costs a P-EAGLE request 2 x 8 = 16 tokens a step; K = 0 costs one.
+    assert found.removed == {STARVED: 1}
+    assert [c.config.max_num_batched_tokens for c in found.items] == [None, 15, 16, None, 16]
 
 
 # --- other vLLM options ---
@@ -421,6 +449,134 @@ def test_the_default_is_a_k_that_can_be_launched() -> None:
     assert found.default.config.num_speculative_tokens == 4
 
 
+def test_the_deepest_is_the_default_where_the_cap_is_near() -> None:
+    capable = capabilities(H100, None, [head(trained_depth=8)])
+    found = listed({"num_speculative_tokens": {"range": [0, 32]}}, capable=capable)
+
+    assert found.deepest is found.default  # K = 8 of at most 10
+
+
+@pytest.mark.parametrize(("trained", "deepest"), [(None, 32), (8, 32)])
+def test_the_deepest_is_near_the_largest_k_that_is_searched(
+    trained: int | None, deepest: int
+) -> None:
+    found = listed({"num_speculative_tokens": {"range": [0, 32]}, "weights": ["as_is", "fp8"]},
+                   heads=[head(trained_depth=trained)])  # fmt: skip
+
+    assert found.deepest.config.num_speculative_tokens == deepest
+    assert found.deepest.config.weights == "as_is"
+
+
+# --- what the offered requests can use ---
+
+
+def test_seqs_above_every_concurrency_are_one_value() -> None:
+    found = listed({"num_speculative_tokens": [0], "max_num_seqs": [128, 512, 1024]},
+                   concurrency=300)  # fmt: skip
+
+    # The default may hold some of the 300 back; 512 and 1024 hold nobody back.
+    assert [c.config.max_num_seqs for c in found.items] == [None, 128, 512]
+    assert found.removed == {SAME_SEQS: 1}
+
+
+def test_budgets_that_can_never_be_filled_are_one_value() -> None:
+    found = listed(
+        {"num_speculative_tokens": [0, 4], "max_num_batched_tokens": [2048, 4096, 8192]},
+        concurrency=4,
+        longest_request_tokens=600,
+    )
+
+    # K = 4: 4 users x (2 x 4 + 600) = 2432; K = 0: 4 x 601 = 2404. Only 2048 is below.
+    assert {c.config.max_num_batched_tokens for c in found.items} == {None, 2048, 4096}
+    assert found.removed == {SAME_BUDGET: 2}
+
+
+# --- memory ---
+
+
+def sized(memory_bytes: float, *, max_k: int = 8) -> MemoryModel:
+    """A target of 16 GB with heads of 2 GB, 8,192 tokens of 64 KB in its longest request."""
+    target = TargetSizes(8e9, 8e9, 16e9, 32, 4096, 100_000, 65_536.0)
+    device = DeviceSizes("GPU", memory_bytes, 256, 8192)
+    sizes = ServingSizes(target, {"head": DrafterSizes(1e9, 2e9, 1, 2048.0, 1000)}, device, 0.9)
+    return MemoryModel(sizes, Needs(8, 8000, max_k, 32_768))
+
+
+def test_what_does_not_fit_is_counted_and_the_anchors_stay_while_they_may() -> None:
+    """0.9 x 24 GB = 21.6 GB. Working memory is 0.5 + 1.3 + 0.2 GB at 8,192 tokens and 5.9 GB at 32,768.
+
+    With 16 GB of weights and 0.5 GB of graphs that leaves 3 GB without a head and 1 GB with one, of which
+    one longest request takes 0.6 GB; the first band is 2 % of 24 GB and half of the working memory.
+    """
+    space = {"num_speculative_tokens": [0, 3, 8], "max_num_batched_tokens": [4096, 32_768]}
+
+    found = listed(space, concurrency=8, memory=sized(24e9))
+
+    assert sum(found.removed.values()) == found.num_combinations - len(found.items)
+    assert any(reason.startswith("memory: ") for reason in found.removed)
+    assert found.baseline.config.max_num_batched_tokens is None
+    assert found.default.config.num_speculative_tokens == 8
+    assert found.default.config.max_num_batched_tokens is None
+    assert found.starter in found.items
+    assert found.deepest in found.items
+    assert 32_768 not in {c.config.max_num_batched_tokens for c in found.items}
+
+
+def test_where_only_fp8_fits_it_stands_in_for_the_anchors() -> None:
+    space = {"num_speculative_tokens": [0, 3, 8], "weights": ["as_is", "fp8"]}
+
+    found = listed(space, concurrency=8, memory=sized(18e9))
+
+    assert {c.config.weights for c in found.items} == {"fp8"}
+    assert [a.config.weights for a in (found.baseline, found.default, found.starter)] == [
+        "fp8"
+    ] * 3
+    assert values_of(found, "weights") == ("fp8",)
+
+
+def test_a_space_that_does_not_fit_at_all_says_so() -> None:
+    with pytest.raises(InputError, match=r"nothing to launch: memory: "):
+        listed({"num_speculative_tokens": [0, 3]}, concurrency=8, memory=sized(10e9))
+
+
+def test_a_capture_size_below_a_draft_is_refused_by_vllm() -> None:
+    found = listed({"num_speculative_tokens": [0, 3, 4]}, concurrency=1, memory=sized(80e9),
+                   fixed={"max-cudagraph-capture-size": 4})  # fmt: skip
+
+    assert ks(found) == [0, 3]
+    assert found.removed == {NO_GRAPHS: 1}
+
+
+# --- size ---
+
+LARGE = {
+    "num_speculative_tokens": {"range": [0, 32]},
+    "weights": ["as_is", "fp8"],
+    "kv_cache_dtype": ["auto", "fp8"],
+    "max_num_seqs": [8, 16, 32, 64, 96],
+    "max_num_batched_tokens": [4096, 8192, 16_384, 32_768],
+    "gpu-memory-utilization": [0.86, 0.88, 0.9, 0.91, 0.92],
+}
+
+
+def test_20_000_candidates_are_listed_and_searched_in_time() -> None:
+    began_s = time.process_time()
+    found = listed(LARGE, concurrency=128, longest_request_tokens=4000,
+                   memory=sized(80e9, max_k=32))  # fmt: skip
+    listed_s = time.process_time() - began_s
+
+    assert found.num_combinations == 33 * 2 * 2 * 6 * 5 * 5
+    assert found.num_combinations == len(found.items) + sum(found.removed.values())
+    assert len(found.items) > 15_000
+    assert listed_s < 3.0
+    excluded = {c.config.digest for c in found.items[:50]}
+    found.nearest(found.items[0].params, excluded)  # learns the places
+    began_s = time.process_time()
+    for candidate in found.items[100:110]:
+        assert found.nearest(candidate.params, excluded) is candidate
+    assert (time.process_time() - began_s) / 10 < 0.02
+
+
 # --- nearest ---
 
 
@@ -516,7 +672,7 @@ def test_whatever_the_space_the_list_keeps_its_promises(
         if c.config.max_num_seqs is None and c.config.max_num_batched_tokens is None
     ]  # fmt: skip
     assert defaults
-    for anchor in (found.baseline, found.default, found.starter):
+    for anchor in (found.baseline, found.default, found.starter, found.deepest):
         assert anchor in found.items
     assert found.baseline.config.num_speculative_tokens == 0
     assert found.baseline in defaults

@@ -198,3 +198,21 @@ def test_a_file_is_read_and_its_problems_name_it(tmp_path: Path) -> None:
 def test_a_space_of_another_version_is_refused() -> None:
     with pytest.raises(InputError, match=r"space.yaml: version: .*but got 2"):
         validate(SearchSpace, {"version": 2, "name": "s", "parameters": {}}, "space.yaml")
+
+
+@pytest.mark.parametrize(
+    "name", ["speculative-config.num_speculative_tokens_per_batch_size", "speculative-config"]
+)
+@pytest.mark.parametrize("section", ["fixed", "parameters"])
+def test_a_schedule_of_k_by_batch_size_cannot_be_slipped_in(name: str, section: str) -> None:
+    """With P-EAGLE vLLM crashes, or takes the wrong rows, on all but one kind of schedule."""
+    data: dict[str, Any] = {
+        "version": 1,
+        "name": "x",
+        "parameters": {"num_speculative_tokens": {"choices": [0, 7]}},
+    }
+    value = "[[1, 8, 4]]"
+    entry = {name: value if section == "fixed" else {"choices": [value]}}
+    data[section] = {**data.get(section, {}), **entry}
+    with pytest.raises(ValueError, match="may not be set here"):
+        SearchSpace.model_validate(data)

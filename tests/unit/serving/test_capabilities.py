@@ -196,3 +196,31 @@ def test_an_engine_as_plain_data() -> None:
         "is_simulated": False,
     }
     assert cpu().as_dict()["compute_capability"] is None
+
+
+# --- K by batch size ---
+
+
+@pytest.mark.parametrize(
+    ("engine", "reason"),
+    [
+        (EngineInfo("vllm", "0.32.0", "cpu", "CPU"), None),
+        (EngineInfo("vllm", "0.25.0", "cuda", "GPU"), None),
+        (EngineInfo("vllm", "0.24.1", "cuda", "GPU"), "needs vLLM 0.25"),
+        (EngineInfo("vllm", "", "cuda", "GPU"), "needs vLLM 0.25"),
+        (EngineInfo("simulated", "1", "simulated", "GPU", is_simulated=True), None),
+        (EngineInfo("replay", "0.32.0", "cpu", "CPU"), "not recorded"),
+    ],
+)
+def test_speculation_can_be_switched_off_by_batch(engine: EngineInfo, reason: str | None) -> None:
+    found = capabilities(engine, None, [head()]).why_not_off_by_batch
+
+    assert found is None if reason is None else reason in str(found)
+
+
+def test_it_needs_a_drafter_and_one_data_parallel_rank() -> None:
+    engine = EngineInfo("vllm", "0.32.0", "cpu", "CPU")
+
+    assert capabilities(engine, None, []).why_not_off_by_batch == "no drafter is given"
+    several = capabilities(engine, None, [head()], data_parallel_size=2)
+    assert "data-parallel" in str(several.why_not_off_by_batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from autotune.serving.replay import (
     read_recording,
     recording_header,
 )
+from autotune.serving.sizes import DeviceSizes, DrafterSizes, ServingSizes, TargetSizes
 from autotune.traffic.prompts import Prompt
 from autotune.traffic.schedule import Schedule, ScheduledRequest
 
@@ -575,3 +577,62 @@ class TestBadInput:
         with pytest.raises(InputError) as caught:
             ReplayEngine(EngineSettings(options=options))
         assert message in str(caught.value)
+
+
+# --- sizes ---
+
+SIZES = ServingSizes(
+    TargetSizes(1e9, 1e9, 2e9, 30, 576, 49_152, 23_040.0),
+    {"some/head": DrafterSizes(1e7, 2e7, 3, 2304.0, 4096)},
+    DeviceSizes("CPU", None, 128, 2048, kv_bytes=2.0**30, has_graphs=False),
+)
+
+
+def recorded_with(path: Path, header: dict[str, Any]) -> ReplayEngine:
+    with RecordingWriter(path, header) as writer:
+        writer.add(config(), 0, 1.0, measurement())
+    return ReplayEngine(EngineSettings(options={"recording": str(path)}))
+
+
+def test_sizes_are_read_back_and_hold_for_every_drafters_name(tmp_path: Path) -> None:
+    engine = recorded_with(
+        tmp_path / "sized.jsonl", recording_header(VLLM, "some/model", sizes=SIZES)
+    )
+    _, heads = engine.inspect("m", ["demo:head"], "", "")
+
+    assert engine.recording.sizes == SIZES
+    assert engine.sizes("m", heads) == replace(
+        SIZES, drafters={"demo:head": SIZES.drafters["some/head"]}
+    )
+    assert engine.sizes("m", []) == replace(SIZES, drafters={})
+
+
+def test_a_recording_without_sizes_has_none(tmp_path: Path) -> None:
+    engine = recorded_with(tmp_path / "bare.jsonl", HEADER)
+
+    assert "sizes" not in HEADER
+    assert engine.sizes("m", []) is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        ([], "sizes"),
+        ({"target": {}}, "sizes.target.num_parameters"),
+        ({"target": {"num_parameters": "many"}}, "sizes.target.num_parameters"),
+    ],
+)
+def test_malformed_sizes_are_refused(tmp_path: Path, sizes: object, told: str) -> None:
+    with pytest.raises(InputError, match=re.escape(told)):
+        recorded_with(tmp_path / "odd.jsonl", {**HEADER, "sizes": sizes})
+
+
+def test_the_committed_recording_knows_the_demos_sizes() -> None:
+    """Published: 134.5 million parameters in bf16, 30 layers of 3 KV heads x 64."""
+    sizes = read_recording(Path(__file__).parents[2] / "data" / "demo_grid.jsonl.gz").sizes
+
+    assert sizes is not None
+    assert sizes.target.weight_bytes == pytest.approx(269e6, rel=0.001)
+    assert sizes.target.kv_bytes_per_token == 30 * 3 * 64 * 2 * 2
+    assert list(sizes.drafters) == ["demo:head"]
+    assert sizes.device.kv_bytes == 2**30

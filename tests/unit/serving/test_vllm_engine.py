@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -22,6 +23,7 @@ from autotune.measure.metrics import observed
 from autotune.measure.records import RequestRecord
 from autotune.serving import process as process_module
 from autotune.serving import vllm_engine
+from autotune.serving.capabilities import EngineInfo
 from autotune.serving.config import ServingConfig
 from autotune.serving.engine import EngineSettings, LaunchContext
 from autotune.serving.failures import FailureKind, TrialFailed, TrialFailure
@@ -505,3 +507,42 @@ def test_each_k_has_a_compile_cache_of_its_own(context: LaunchContext, tmp_path:
     assert all(root.is_dir() for root in roots.values())
     # What is known of model classes does not depend on K.
     assert (roots[0] / "modelinfos").resolve() == (roots[3] / "modelinfos").resolve()
+
+
+# --- sizes ---
+
+SIZED_CONFIG = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "vocab_size": 500,
+}
+
+
+@pytest.fixture
+def cpu_engine(monkeypatch: pytest.MonkeyPatch) -> VllmEngine:
+    info = EngineInfo("vllm", "0.32.0", "cpu", "some CPU")
+    monkeypatch.setattr(VllmEngine, "install", property(lambda _: SimpleNamespace(info=info)))
+    return VllmEngine(EngineSettings(env={"VLLM_CPU_KVCACHE_SPACE": "2"}))
+
+
+def test_sizes_come_from_files_and_from_the_environment_that_the_server_gets(
+    cpu_engine: VllmEngine, write_model: Callable[..., Path]
+) -> None:
+    sizes = cpu_engine.sizes(str(write_model("target", SIZED_CONFIG, {"a": [10, 64]})), [])
+
+    assert sizes is not None
+    assert sizes.target.num_parameters == 640
+    assert sizes.device.kv_bytes == 2 * 2**30
+    assert sizes.device.bandwidth_bytes_per_s is None
+    assert not sizes.device.has_graphs
+
+
+def test_sizes_that_nobody_states_are_none(
+    cpu_engine: VllmEngine, write_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    odd = {k: v for k, v in SIZED_CONFIG.items() if k != "num_hidden_layers"}
+
+    assert cpu_engine.sizes(str(write_model("odd", odd, {"a": [10, 64]})), []) is None
+    assert cpu_engine.sizes(str(write_model("no-weights", SIZED_CONFIG)), []) is None
+    assert cpu_engine.sizes(str(tmp_path / "nowhere"), []) is None

@@ -67,6 +67,18 @@ def test_a_tree_is_set_beside_its_number_of_tokens() -> None:
     assert "speculative_token_tree" not in options(P_EAGLE)["speculative-config"]
 
 
+@pytest.mark.parametrize("off_above", [1, 2, 64, 70_000])
+def test_speculation_off_above_a_batch_size_is_two_ranges(off_above: int) -> None:
+    spec = options(replace(P_EAGLE, speculation_off_above=off_above))["speculative-config"]
+    schedule = spec["num_speculative_tokens_per_batch_size"]
+
+    # vLLM's validator: a list of [first, last, K], sorted, starting at 1; both ends inclusive.
+    assert schedule[0] == [1, off_above, 7]
+    assert [schedule[1][0], schedule[1][2]] == [off_above + 1, 0]
+    assert schedule[1][1] >= schedule[1][0]
+    assert "num_speculative_tokens_per_batch_size" not in options(P_EAGLE)["speculative-config"]
+
+
 @pytest.mark.parametrize(
     ("width", "depth", "tree"),
     [
