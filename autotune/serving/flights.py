@@ -44,6 +44,10 @@ class Flight:
     """How many it will generate."""
     prefill_left: int
     num_steps: int = 0
+    place: int = 0
+    """In the batch, while it runs."""
+    first_step: int = 0
+    """Of the server, since it has that place."""
     times_s: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
 

@@ -24,15 +24,27 @@ from autotune.serving.models import DrafterInfo, ModelInfo
 from autotune.serving.scheduler_limits import launch_failure, scheduler_limits
 from autotune.serving.simulated_options import parse_options
 from autotune.serving.simulation import Simulation
+from autotune.serving.sizes import ServingSizes
 from autotune.serving.step_sampler import StepSampler, named_rng, noise_factor
 from autotune.serving.virtual import added, pass_time, play
+from autotune.serving.vllm_options import Needs
 from autotune.serving.worlds import DEFAULT_WORLD, World
+from autotune.serving.worlds_sizes import world_sizes
 from autotune.traffic.schedule import Schedule, ScheduledRequest
 
 LAUNCH_SIGMA = 0.01
 """Spread of a launch's speed around its mean (lognormal): clocks, memory layout, neighbours."""
+RUN_SIGMA = 0.005
+"""Spread of single measurements of one launch."""
 STEP_SIGMA = 0.02
 LAUNCH_TIME_SIGMA = 0.05
+OUTLIER_RATIO = 0.03
+"""Share of launches that are slower by `OUTLIER_SLOWDOWN`: a throttled or busy machine."""
+OUTLIER_SLOWDOWN = 1.10
+CRASH_RATIO = 0.01
+"""Share of launches that crash for no fault of the config."""
+FP8_LAUNCH_S = 25.0
+"""What making FP8 weights adds to a launch."""
 
 _AT_LAUNCH = {
     FailureKind.INVALID_CONFIG,
@@ -69,7 +81,8 @@ class SimulatedEngine(Engine):
             device="simulated",
             hardware=f"simulated {self.world.hardware.name}",
             is_simulated=True,
-            has_trees=False,
+            compute_capability=self.world.hardware.compute_capability,
+            has_trees=self.world.has_trees,
         )
 
     def inspect(
@@ -81,8 +94,8 @@ class SimulatedEngine(Engine):
             DrafterInfo(
                 name=name,
                 folder=Path(),
-                kind="p-eagle",
-                trained_depth=len(head.survival),
+                kind="p-eagle" if head.is_parallel else "eagle3",
+                trained_depth=head.trained_depth,
                 num_layers=head.num_layers,
                 draft_vocab_size=head.draft_vocab_size,
                 target_hidden_size=0,
@@ -91,15 +104,26 @@ class SimulatedEngine(Engine):
             for name in drafters
         )
 
+    def sizes(self, model: str, drafters: Sequence[DrafterInfo]) -> ServingSizes:
+        """Return the world's sizes with the data sheet's rates, not those that serving reaches."""
+        return world_sizes(self.world, [drafter.serve_as for drafter in drafters])
+
     def launch(self, config: ServingConfig, context: LaunchContext) -> Server:
         rng = named_rng(self.seed, config.digest, context.name)
-        launch_s = self.world.launch_s * noise_factor(rng, LAUNCH_TIME_SIGMA * self.noise)
+        nominal_s = self.world.launch_s + (FP8_LAUNCH_S if config.weights == "fp8" else 0.0)
+        launch_s = nominal_s * noise_factor(rng, LAUNCH_TIME_SIGMA * self.noise)
         speed = noise_factor(rng, LAUNCH_SIGMA * self.noise)
+        # Rarer where noise is turned down, never more frequent than stated.
+        luck = rng.random() / min(1.0, self.noise) if self.noise else 1.0
+        if CRASH_RATIO <= luck < CRASH_RATIO + OUTLIER_RATIO:
+            speed *= OUTLIER_SLOWDOWN
         fault = self._faults.get(config.label()) or self._faults.get(config.digest)
         if fault in _AT_LAUNCH:
             failure: TrialFailure | None = TrialFailure(fault, "injected fault")
         else:
             failure = launch_failure(self.world, config, context)
+            if failure is None and luck < CRASH_RATIO:
+                failure = TrialFailure(FailureKind.UNSTABLE, "the launch crashed at random")
         if failure is None and launch_s > context.timeout_s:
             detail = f"not healthy after {context.timeout_s:.0f} s"
             failure = TrialFailure(FailureKind.LAUNCH_TIMEOUT, detail)
@@ -142,6 +166,7 @@ class SimulatedServer(Server):
     def warm_up(self, schedule: Schedule, should_stop: ShouldStop | None = None) -> None:
         run = self._run(schedule, schedule.warmup)
         play(run.records, run.duration_s, self._engine.clock, None, should_stop)
+        _check_memory(run)
         if run.records and not any(record.is_ok for record in run.records):
             raise _refused(run.records)
 
@@ -156,6 +181,7 @@ class SimulatedServer(Server):
         if self._fault is not None:
             self._fail_half_way(run, on_record, should_stop)
         play(run.records, run.duration_s, self._engine.clock, on_record, should_stop)
+        _check_memory(run)
         if sum(not r.is_ok for r in run.records) > MAX_ERROR_RATIO * len(run.records):
             raise _refused(run.records)
         return Measurement(
@@ -181,9 +207,8 @@ class SimulatedServer(Server):
         rng = named_rng(
             engine.seed, self._config.digest, self._name, schedule.digest, f"run {self._num_runs}"
         )
-        sampler = StepSampler(
-            engine.world, self._config, self._speed, STEP_SIGMA * engine.noise, rng
-        )
+        speed = self._speed * noise_factor(rng, RUN_SIGMA * engine.noise)
+        sampler = StepSampler(engine.world, self._config, speed, STEP_SIGMA * engine.noise, rng)
         run = Simulation(sampler, self._limits, schedule, requests, engine.seed)
         run.go()
         self._counters = added(self._counters, run.counters())
@@ -210,10 +235,42 @@ class SimulatedServer(Server):
         }
 
 
+def _check_memory(run: Simulation) -> None:
+    if run.out_of_memory_s is not None:
+        detail = "torch.OutOfMemoryError: CUDA out of memory in the rejection sampler"
+        raise TrialFailed(TrialFailure(FailureKind.OUT_OF_MEMORY_UNDER_LOAD, detail))
+
+
 def _refused(records: Sequence[RequestRecord]) -> TrialFailed:
     errors = [record.error for record in records if record.error]
     detail = f"{len(errors)} of {len(records)} requests failed: {errors[0] if errors else ''}"
     return TrialFailed(TrialFailure(FailureKind.REQUEST_ERRORS, detail))
+
+
+def true_measurement(
+    config: ServingConfig,
+    schedule: Schedule,
+    *,
+    world: str | World = DEFAULT_WORLD,
+    seed: int = 0,
+    needs: Needs | None = None,
+) -> Measurement:
+    """Return the measurement as it would be without any noise, outlier or crash.
+
+    Args:
+        config: what serves.
+        schedule: what is sent.
+        world: a name in `WORLDS`, or a world.
+        seed: the engine's seed, which decides how long the answers are.
+        needs: what the traffic needs of the server; decides whether the memory is enough.
+
+    Raises:
+        TrialFailed: the config cannot serve at all, or not this load.
+    """
+    engine = SimulatedEngine(EngineSettings(options={"world": world, "noise": 0.0}, seed=seed))
+    context = LaunchContext(work_dir=Path(), name="truth", needs=needs or Needs())
+    with engine.launch(config, context) as server:
+        return server.measure(schedule)
 
 
 def true_objective(
@@ -236,8 +293,6 @@ def true_objective(
         seed: the engine's seed, which decides how long the answers are.
 
     Raises:
-        TrialFailed: the config cannot serve at all.
+        TrialFailed: the config cannot serve at all, or not this load.
     """
-    engine = SimulatedEngine(EngineSettings(options={"world": world, "noise": 0.0}, seed=seed))
-    with engine.launch(config, LaunchContext(work_dir=Path(), name="truth")) as server:
-        return observed(metric, server.measure(schedule), limits)
+    return observed(metric, true_measurement(config, schedule, world=world, seed=seed), limits)

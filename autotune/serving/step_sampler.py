@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from autotune.serving.config import ServingConfig
-from autotune.serving.flights import Flight
 from autotune.serving.step_cost import FloatArray, step_time_s
-from autotune.serving.worlds import World, survival
+from autotune.serving.worlds import World, acceptance
+
+IntArray = npt.NDArray[np.int64]
 
 _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
@@ -31,7 +31,7 @@ def noise_factor(rng: np.random.Generator, sigma: float) -> float:
 
 @dataclass
 class StepSampler:
-    """Draws how long the steps of one launch take, and how many drafts they accept."""
+    """Draws how long the steps of one run take, and how many drafts they accept."""
 
     world: World
     config: ServingConfig
@@ -42,35 +42,64 @@ class StepSampler:
     rng: np.random.Generator
 
     def __post_init__(self) -> None:
+        levels = acceptance(self.world, self.config)
+        self._depth = len(levels)
         # Ascending, as searchsorted wants it.
-        self._survival = np.array(survival(self.world, self.config.num_speculative_tokens)[::-1])
-        self.mean_tokens = 1.0 + float(self._survival.sum())
+        self._survival = np.array(levels[::-1])
+        self._tokens_per_draft = 1.0 + float(self._survival.sum())
 
-    def steps_s(self, batch: int, context_tokens: FloatArray, prefill_tokens: int) -> FloatArray:
+    def is_drafting(self, num_scheduled: int) -> bool:
+        """Say whether a step with so many requests, prompts included, drafts."""
+        off_above = self.config.speculation_off_above
+        return self.config.is_speculative and (off_above is None or num_scheduled <= off_above)
+
+    def mean_tokens(self, *, is_drafting: bool) -> float:
+        return self._tokens_per_draft if is_drafting else 1.0
+
+    def steps_s(
+        self, batch: int, context_tokens: FloatArray, prefill_tokens: int, *, is_drafting: bool
+    ) -> FloatArray:
         """Return the time of each of a row of steps."""
-        exact = step_time_s(self.world, self.config, batch, context_tokens, prefill_tokens)
+        exact = step_time_s(
+            self.world,
+            self.config,
+            batch,
+            context_tokens,
+            prefill_tokens,
+            is_drafting=is_drafting or not self.config.is_speculative,
+        )
         if not self.sigma:
             return exact * self.speed
         return exact * self.speed * self.rng.lognormal(0.0, self.sigma, len(exact))
 
-    def accepted(self, num_steps: int, flights: Sequence[Flight]) -> npt.NDArray[np.intp]:
-        """Draw how many drafts are accepted, shape (num_steps, number of flights)."""
-        k = self.config.num_speculative_tokens
-        if k == 0:
-            return np.zeros((num_steps, len(flights)), dtype=np.intp)
+    def accepted(
+        self, num_steps: int, request_ids: IntArray, steps_done: IntArray, *, is_drafting: bool
+    ) -> IntArray:
+        """Draw how many drafts are accepted, shape (num_steps, number of requests).
+
+        Args:
+            num_steps: how many steps follow each other.
+            request_ids: who decodes.
+            steps_done: how many steps each of them has had before.
+            is_drafting: without, nothing is drafted or accepted.
+        """
+        shape = (num_steps, len(request_ids))
+        if not is_drafting:
+            return np.zeros(shape, dtype=np.int64)
         if self.sigma:
-            level = self.rng.random((num_steps, len(flights)))
+            level = self.rng.random(shape)
         else:
-            level = _even_levels(num_steps, flights)
+            level = _even_levels(num_steps, request_ids, steps_done)
         # As many as there are positions whose prefixes survive more often than the drawn level.
-        return k - np.searchsorted(self._survival, level, side="right")
+        survived: IntArray = self._depth - np.searchsorted(self._survival, level, side="right")
+        return survived
 
 
-def _even_levels(num_steps: int, flights: Sequence[Flight]) -> FloatArray:
+def _even_levels(num_steps: int, request_ids: IntArray, steps_done: IntArray) -> FloatArray:
     """Spread levels evenly over (0, 1): their averages come out exact where random ones scatter.
 
     The fractional parts of multiples of the golden ratio are such a sequence (Weyl 1916).
     """
-    first = np.array([flight.request.request_id * 7919 + flight.num_steps for flight in flights])
+    first = request_ids * 7919 + steps_done
     levels: FloatArray = ((first + np.arange(num_steps)[:, None] + 0.5) * _GOLDEN_RATIO) % 1.0
     return levels

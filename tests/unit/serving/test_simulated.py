@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -49,6 +50,16 @@ ROUND = World(
     Head(weight_bytes=1e9, num_layers=1, overhead_s=1e-3, survival=(1.0, 1.0, 0.5)),
     launch_s=50.0,
 )
+
+
+# Of the heads' cards; nobody states one for Gemma's, and an autoregressive head has none.
+TRAINED_DEPTHS = {
+    "gpt-oss-20b": 10,
+    "qwen3-coder-30b": 18,
+    "gemma-4-31b": None,
+    "8b-trees": None,
+    "gpt-oss-20b-trees": None,
+}
 
 
 def config(k: int = 0, *, is_parallel: bool = True, **knobs: Any) -> ServingConfig:
@@ -183,9 +194,11 @@ class TestStepTime:
         assert step_time_s(world, config(kv_cache_dtype="fp8"), 1, 5000.0) == pytest.approx(0.0125)
 
     def test_a_mixture_of_experts_reads_more_the_more_rows_there_are(self) -> None:
-        world = replace(ROUND, target=replace(ROUND.target, active_bytes=1e9))
+        experts = replace(ROUND.target, active_bytes=1e9, num_experts=10, num_experts_per_token=1)
+        world = replace(ROUND, target=experts)
 
-        # A tenth of 10 GB for one row; for two rows 1 - 0.9^2 = 19 % of it.
+        # All of it is experts, ten of 1 GB. One row reads one; two rows miss each of the ten with
+        # probability 0.9^2, so they read 1 - 0.81 = 19 %.
         assert step_time_s(world, config(), 1, 0.0) == pytest.approx(0.001)
         assert step_time_s(world, config(), 2, 0.0) == pytest.approx(0.0019)
 
@@ -204,13 +217,18 @@ class TestTruth:
 
     def test_it_is_met_by_noisy_measurements_on_average(self) -> None:
         sent, served = schedule(16, 4), config(3)
-        values = [
-            observed("output_throughput_tps", measure(served, sent, name=f"launch-{n}"))
-            for n in range(20)
-        ]
+        values = []
+        for n in range(20):
+            # About one launch in a hundred crashes.
+            with contextlib.suppress(TrialFailed):
+                measurement = measure(served, sent, name=f"launch-{n}")
+                values.append(observed("output_throughput_tps", measurement))
 
         truth = true_objective(served, sent, world=ROUND)
-        assert sum(values) / len(values) == pytest.approx(truth, rel=0.01)
+        # Less about one launch in thirty that is slower by a tenth.
+        usual = [value for value in values if value > 0.95 * truth]
+        assert len(usual) >= 17
+        assert sum(usual) / len(usual) == pytest.approx(truth, rel=0.01)
 
     def test_it_raises_for_a_config_that_cannot_serve(self) -> None:
         with pytest.raises(TrialFailed):
@@ -520,14 +538,22 @@ class TestLimits:
         assert scheduler_limits(world, both).kv_tokens == 1_650_848
 
     def test_the_cache_caps_the_requests_that_run(self) -> None:
-        # 100 prompt + 101 output tokens = 201 each; 90 GB - 10 GB - 2.4576 GB is room for 1,000
-        # tokens of 77.5 MB: 4 requests.
+        # 100 prompt tokens each and room for 1,000: nine are let in with their first tokens; when the
+        # ninth has no room left the last one goes back, and so on until 4 x 201 <= 1,000.
         target = replace(ROUND.target, kv_bytes_per_token=77.5424e6)
         world = replace(ROUND, target=target)
         engine = SimulatedEngine(EngineSettings(options={"world": world, "noise": 0}))
         context = LaunchContext(Path(), "launch-1", Needs(longest_request_tokens=201))
         with engine.launch(config(), context) as server:
-            assert most_decoding_at_once(server.measure(schedule(16, 16))) == 4
+            assert server.report.resolved["kv_cache_size_tokens"] == 1000
+            measurement = server.measure(schedule(16, 16))
+
+        # 10 x 100 would fill the cache without a place for the first answers' tokens.
+        assert most_decoding_at_once(measurement) in {9, 10}
+        assert measurement.counters.num_preemptions > 0
+        assert [r.num_completion_tokens for r in measurement.records] == [101] * 16
+        assert measurement.counters.num_generation_tokens == 16 * 101
+        assert measurement.counters.num_prompt_tokens == 16 * 100
 
     def test_too_little_memory_fails_the_launch(self) -> None:
         needs = Needs(longest_request_tokens=1_000_000)
@@ -566,13 +592,14 @@ class TestNoise:
     def test_the_same_launch_gives_the_same_result(self) -> None:
         assert measure(config(3), schedule(16, 4)) == measure(config(3), schedule(16, 4))
 
-    @pytest.mark.parametrize("change", [{"name": "launch-2"}, {"seed": 1}])
+    @pytest.mark.parametrize("change", [{"name": "launch-3"}, {"seed": 1}])
     def test_another_launch_or_seed_gives_another(self, change: dict[str, Any]) -> None:
         sent = schedule(16, 4)
 
         first, other = measure(config(3), sent), measure(config(3), sent, **change)
         assert first.duration_s != other.duration_s
-        assert first.duration_s == pytest.approx(other.duration_s, rel=0.1)
+        # Up to 10 % for an outlier, and some percent of noise.
+        assert first.duration_s == pytest.approx(other.duration_s, rel=0.2)
 
     def test_launches_differ_by_about_a_percent(self) -> None:
         sent = schedule(8, 4, max_tokens=400)
@@ -580,6 +607,8 @@ class TestNoise:
             measure(config(), sent, name=f"launch-{n}").duration_s / 8.0 for n in range(40)
         ]
 
+        # Outliers, slower by a tenth, are a matter of their own.
+        durations = [d for d in durations if d < 1.06]
         mean = sum(durations) / len(durations)
         spread = (sum((d - mean) ** 2 for d in durations) / len(durations)) ** 0.5
         assert mean == pytest.approx(1.0, rel=0.01)
@@ -739,7 +768,7 @@ class TestWorlds:
         assert info.is_simulated
         assert info.device == info.engine == "simulated"
         assert info.hardware == f"simulated {WORLDS[name].hardware.name}"
-        assert info.has_trees is False
+        assert info.has_trees is WORLDS[name].has_trees
 
     @pytest.mark.parametrize("name", WORLDS)
     def test_survival_never_rises(self, name: str) -> None:
@@ -755,7 +784,10 @@ class TestWorlds:
 
         assert target is None
         assert [head.serve_as for head in heads] == ["drafter"]
-        assert capabilities(engine.describe(), target, heads).max_num_speculative_tokens == 10
+        depth = heads[0].trained_depth
+        assert depth == TRAINED_DEPTHS.get(name.partition("-")[2], 8)
+        most = capabilities(engine.describe(), target, heads).max_num_speculative_tokens
+        assert most == (32 if depth is None else depth + 2)
 
     def test_the_best_k_falls_with_concurrency(self) -> None:
         best = [best_k("h100-8b", concurrency) for concurrency in (1, 64, 256)]
