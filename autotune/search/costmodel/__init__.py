@@ -1,0 +1,1 @@
+"""Models of what every candidate would measure: one from physics, one that knows nothing but the data."""
