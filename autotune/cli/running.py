@@ -16,6 +16,8 @@ from autotune.errors import InputError, NothingFeasibleError, suggestion
 from autotune.export.base import export_study
 from autotune.measure.client import MeasurementStopped
 from autotune.measure.noise import noise_report
+from autotune.report.evidence import evidence_text
+from autotune.report.models import models_text
 from autotune.report.noise import SHOWN_METRICS, explanation, noise_table
 from autotune.report.progress import ProgressListener
 from autotune.report.quality import answers_text, solved_task_costs
@@ -142,7 +144,10 @@ def print_study(console: Console, view: StudyView) -> None:
                     f"({gain.num_launches} fresh launches, {gain.num_requests} requests)"
                 )
             )
+    console.print(evidence_text(decision), markup=False, highlight=False)
     _print_quality(console, view)
+    for line in models_text(view.record.environment):
+        console.print(f"{line}.", markup=False, highlight=False)
     for warning in decision.warnings:
         console.print(f"[yellow]Note:[/yellow] {warning}.")
 

@@ -24,8 +24,14 @@ from autotune.cli.options import Duration, engine_options, parse_engine_options,
 @click.option("--finalists", "num_finalists", default=2, show_default=True, type=click.IntRange(1, 20),
               help="Best configs to confirm, beside no speculation and the default.")  # fmt: skip
 @click.option("--repeats", "num_repeats", default=3, show_default=True, type=click.IntRange(2, 20),
-              help="Fresh launches of each finalist.")  # fmt: skip
-@click.option("--sampler", default="tpe", show_default=True, help="tpe, gp, random or grid.")
+              help="Fresh launches a finalist, on average.")  # fmt: skip
+@click.option(
+    "--sampler", default="auto", show_default=True, help="auto, tpe, gp, random or grid."
+)
+@click.option("--refine-by-batch", "is_refined_by_batch", is_flag=True,
+              help="After the decision, try switching speculation off above a batch size.")  # fmt: skip
+@click.option("--warm-start/--cold-start", "is_warm_started", default=True, show_default=True,
+              help="Begin with what earlier studies of this GPU and model learnt.")  # fmt: skip
 @click.option("--study", help="Name of the study. Default: the profile's name.")
 @click.option("--resume/--fresh", "is_resume", default=True,
               help="Go on with an existing study (default), or delete it and start over.")  # fmt: skip
@@ -47,6 +53,8 @@ def command(
     num_finalists: int,
     num_repeats: int,
     sampler: str,
+    is_refined_by_batch: bool,
+    is_warm_started: bool,
     study: str | None,
     is_resume: bool,
     seed: int | None,
@@ -78,6 +86,8 @@ def command(
         budget_s=budget_s,
         num_finalists=num_finalists,
         num_repeats=num_repeats,
+        is_refined_by_batch=is_refined_by_batch,
+        is_warm_started=is_warm_started,
         is_fresh=not is_resume,
         command_line=["autotune", *sys.argv[1:]],
     )

@@ -131,6 +131,9 @@ class Measurement:
     """Counted over the measurement alone, warm-up excluded."""
     audit: ClientAudit = field(default_factory=ClientAudit)
     is_simulated: bool = False
+    stopped_early: str | None = None
+    """Why a hopeless run was cut off; its records are then those of the requests that ended in time.
+    None for a whole measurement."""
 
     @property
     def num_errors(self) -> int:

@@ -18,7 +18,7 @@ from autotune.store.records import Phase
 
 _TITLES = {
     Phase.SEARCH: "searching",
-    Phase.CONFIRM: "confirming the finalists",
+    Phase.CONFIRM: "racing the finalists",
     Phase.QUALITY: "checking answers",
     Phase.NOISE: "repeating one config",
 }
@@ -41,6 +41,7 @@ class ProgressListener:
         self._launches = self._progress.add_task("launches", total=None)
         self._requests = self._progress.add_task("requests", total=None, visible=False)
         self._setup: SearchSetup | None = None
+        self._best: ServingConfig | None = None
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -94,6 +95,12 @@ class ProgressListener:
         assert self._setup is not None  # on_start comes first
         self._say(f"  {self._setup.label(config):<24} {self._outcome(result)}")
 
+    def on_recommendation(self, config: ServingConfig | None) -> None:
+        assert self._setup is not None  # on_start comes first
+        if config is not None and config != self._best:
+            self._best = config
+            self._say(f"  best so far: {self._setup.label(config)}")
+
     def _outcome(self, result: TrialResult) -> str:
         assert self._setup is not None  # on_start comes first
         if result.failure is not None:
@@ -106,6 +113,8 @@ class ProgressListener:
         # Repeated measurements of one launch are no launches: the first one stands for them.
         measurement = result.measurements[0]
         interval = metric_interval(goal.objective, [measurement], goal.limits)
+        if measurement.stopped_early is not None:
+            return f"given up: {measurement.stopped_early} ({took})"
         mark = " (simulated)" if measurement.is_simulated else ""
         length = measurement.counters.acceptance_length
         accepted = f", {length:.2f} tokens/step" if length is not None else ""

@@ -14,6 +14,7 @@ from autotune.measure.records import Measurement
 from autotune.measure.stats import Interval, metric_interval, ratio_interval
 from autotune.search.decision import Decision, Goal
 from autotune.serving.config import ServingConfig
+from autotune.serving.failures import TrialFailure
 from autotune.store.records import LaunchRecord, LaunchState, Phase
 from autotune.traffic.profile import Cost
 
@@ -70,7 +71,7 @@ class _Pricing:
 
     @classmethod
     def of(cls, cost: Cost, counted: Sequence[Sequence[LaunchRecord]], goal: Goal) -> _Pricing:
-        groups = [[m for launch in group for m in launch.measurements] for group in counted]
+        groups = [_whole(group) for group in counted]
         return cls(cost, estimate_launch_spread(THROUGHPUT, groups, goal.limits))
 
     def usd(self, measurements: Sequence[Measurement], goal: Goal) -> Interval | None:
@@ -106,7 +107,7 @@ def config_rows(
     counted = {digest: _counted(group) for digest, group in by_digest.items()}
     spread = estimate_launch_spread(
         goal.objective,
-        [[m for launch in group for m in launch.measurements] for group in counted.values()],
+        [_whole(group) for group in counted.values()],
         goal.limits,
     )
     pricing = _Pricing.of(cost, list(counted.values()), goal) if cost is not None else None
@@ -145,12 +146,7 @@ def _reference(
 ) -> list[Measurement]:
     """Baseline launches of the same phase as the config's, so that like is compared with like."""
     phases = {launch.phase for launch in counted[digest]}
-    return [
-        m
-        for launch in by_digest.get(baseline, [])
-        if launch.phase in phases
-        for m in launch.measurements
-    ]
+    return _whole([launch for launch in by_digest.get(baseline, []) if launch.phase in phases])
 
 
 def _row(
@@ -165,7 +161,8 @@ def _row(
     pricing: _Pricing | None,
 ) -> ConfigRow:
     config: ServingConfig = group[0].config
-    measurements = [m for launch in counted for m in launch.measurements]
+    measurements = _whole(counted)
+    given_up = [m.stopped_early for launch in counted for m in launch.measurements]
     failures = [x.failure for x in group if x.failure is not None]
     worst = worst_violation(measurements, goal.limits)
     ratio = (
@@ -199,9 +196,22 @@ def _row(
         ),
         quality=quality,
         is_confirmed=any(x.phase is Phase.CONFIRM for x in counted),
-        failure=str(failures[-1]) if failures and not measurements else None,
+        failure=_failure(failures, given_up) if not measurements else None,
         log_path=group[-1].log_path,
     )
+
+
+def _whole(launches: Sequence[LaunchRecord]) -> list[Measurement]:
+    """Return the measurements that were not cut off: the figures of a part are not those of the whole."""
+    return [m for launch in launches for m in launch.measurements if m.stopped_early is None]
+
+
+def _failure(failures: Sequence[TrialFailure], given_up: Sequence[str | None]) -> str | None:
+    """Say why a config has no figures."""
+    if failures:
+        return str(failures[-1])
+    reason = next((reason for reason in given_up if reason is not None), None)
+    return f"given up: {reason}" if reason is not None else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any
 from autotune.measure.quality.verdict import QualityVerdict, verdict_from_dict
 from autotune.measure.stats import Interval
 from autotune.report.rows import ConfigRow, config_rows
-from autotune.search.decision import Decision, FinalistResult, Goal
+from autotune.search.decision import Decision, Evidence, FinalistResult, Goal
 from autotune.store.records import LaunchRecord, StudyRecord
 from autotune.store.repository import Store
 from autotune.traffic.profile import Cost, TrafficProfile
@@ -115,6 +115,9 @@ def decision_from_dict(data: Mapping[str, Any]) -> Decision:
             "gain_over_baseline": _interval(data["gain_over_baseline"]),
             "gain_over_default": _interval(data["gain_over_default"]),
             "warnings": tuple(data["warnings"]),
+            "tied": tuple(data.get("tied", ())),
+            "borderline": tuple(data.get("borderline", ())),
+            "evidence": Evidence(**data["evidence"]) if data.get("evidence") else None,
         }
     )
 

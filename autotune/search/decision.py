@@ -7,17 +7,27 @@ best, so its value is too good on average (the winner's curse); fresh launches h
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, Protocol
 
 import numpy as np
 
 from autotune.measure.audit import AuditLevel, audit_verdict
+from autotune.measure.distributions import t_quantile
 from autotune.measure.launch_spread import LaunchSpread, estimate_launch_spread
-from autotune.measure.metrics import Limits, observed, worst_violation
+from autotune.measure.metrics import (
+    Limits,
+    error_counts,
+    observed,
+    violations,
+    worst_violation,
+)
 from autotune.measure.quality.verdict import QualityLevel, QualityVerdict
 from autotune.measure.records import Measurement
+from autotune.measure.saturation import saturation
 from autotune.measure.stats import CONFIDENCE, Interval, metric_interval, ratio_interval
 from autotune.serving.config import ServingConfig
 
@@ -25,6 +35,12 @@ BASELINE_ROLE = "no speculation"
 DEFAULT_ROLE = "default"
 MIN_LAUNCHES = 2
 NEAR_LIMIT_RATIO = 0.05
+LIMIT_CONFIDENCE = 0.90
+"""Of the upper bound that must lie below a limit, for it to be kept beyond doubt."""
+PRIOR_TAIL_SPREAD = 0.04
+"""Spread between launches of a limit's figure, mostly a p95 that few requests decide, before any repeat."""
+PRIOR_FREEDOM = 2
+"""Degrees of freedom that a belief about spread weighs: a handful of repeats soon outweighs it."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +91,34 @@ class FinalistResult:
     quality: QualityVerdict | None = None
 
 
+class RaceState(Protocol):
+    """What a decision wants to know of the race that it ends, see `autotune.search.race.RaceStep`."""
+
+    @property
+    def probability(self) -> float: ...
+
+    @property
+    def is_decided(self) -> bool: ...
+
+    @property
+    def num_launches(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a decision rests on."""
+
+    num_launches: int
+    """Of the race, failed ones included."""
+    num_requests: int
+    leader_probability: float | None
+    """That the leader of the race is within the margin of the best; None where there was no race."""
+    is_decided: bool
+    """Whether the race came to its own end, not to that of the budget."""
+    is_heldout: bool
+    """Whether the prompts were kept from the search."""
+
+
 @dataclass(frozen=True)
 class Decision:
     """The recommendation of a study, complete with its evidence; stored and exported as it is."""
@@ -93,6 +137,14 @@ class Decision:
     warnings: tuple[str, ...] = ()
     is_simulated: bool = False
     schedule_digest: str = ""
+    tied: tuple[str, ...] = ()
+    """Digests of all that may be as good as the winner, itself included, simplest first."""
+    runner_up: str | None = None
+    """Digest of the next best that keeps every limit; None without one."""
+    borderline: tuple[str, ...] = ()
+    """The winner's limits that are kept by the estimate, but not by its 90 % upper bound."""
+    evidence: Evidence | None = None
+    """None in decisions of versions that did not keep it."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -106,6 +158,9 @@ def decide(
     goal: Goal,
     trained_depth: int | None = None,
     caveats: Sequence[str] = (),
+    *,
+    race: RaceState | None = None,
+    is_heldout: bool = False,
 ) -> Decision | None:
     """Choose among the finalists.
 
@@ -119,6 +174,8 @@ def decide(
         goal: objective, limits and margin.
         trained_depth: of the drafter, for the warning about K beyond it.
         caveats: what limits every conclusion of the study; they become warnings.
+        race: how the race stands.
+        is_heldout: whether the finalists were measured on prompts that the search never saw.
 
     Returns:
         The decision; None when no finalist is feasible or was launched at least twice.
@@ -134,7 +191,11 @@ def decide(
     tied = [
         f for f, r in zip(usable, results, strict=True) if r.is_feasible and r.is_tied_with_best
     ]
-    winner = min(tied, key=lambda f: f.config.simplicity)
+    # A config that may break a limit does not win by being simpler than one that keeps it beyond doubt.
+    clear = [f for f in tied if not _borderline(f, goal)]
+    ordered = sorted(clear or tied, key=lambda f: f.config.simplicity)
+    winner = ordered[0]
+    others = [f for f in feasible if f is not winner]
     default = next((f for f in usable if DEFAULT_ROLE in f.roles), None)
     return Decision(
         winner=winner.config.digest,
@@ -147,10 +208,71 @@ def decide(
         finalists=results,
         gain_over_baseline=_gain(winner, baseline, goal, spread),
         gain_over_default=_gain(winner, default, goal, spread),
-        warnings=(*_warnings(winner, goal, trained_depth), *caveats),
+        warnings=(
+            *_warnings(winner, goal, trained_depth),
+            *_evidence_warnings(winner, race),
+            *caveats,
+        ),
         is_simulated=any(m.is_simulated for f in usable for m in f.measurements),
         schedule_digest=winner.measurements[0].schedule_digest,
+        tied=tuple(f.config.digest for f in sorted(tied, key=lambda f: f.config.simplicity)),
+        runner_up=_best(others, goal).config.digest if others else None,
+        borderline=_borderline(winner, goal),
+        evidence=Evidence(
+            num_launches=sum(len(f.measurements) + f.num_failed for f in finalists),
+            num_requests=sum(len(m.records) for f in usable for m in f.measurements),
+            leader_probability=race.probability if race is not None else None,
+            is_decided=race is not None and race.is_decided,
+            is_heldout=is_heldout,
+        ),
     )
+
+
+def _borderline(finalist: Finalist, goal: Goal) -> tuple[str, ...]:
+    """Return the limits whose 90 % upper bound is violated although the mean over launches is not.
+
+    The bound is Student's over the launches' own figures, on the log of observed / limit, their spread with
+    the prior of the race: two launches that happen to agree do not prove that there is none.
+    """
+    rows = [violations(m, goal.limits) for m in finalist.measurements]
+    found = []
+    for name in rows[0]:
+        ratios = np.array([1 + row[name] for row in rows])
+        if (ratios <= 0).any():
+            continue  # no request was of this class
+        logs = np.log(ratios)
+        free = len(logs) - 1 + PRIOR_FREEDOM
+        squares = float(((logs - logs.mean()) ** 2).sum()) + PRIOR_FREEDOM * PRIOR_TAIL_SPREAD**2
+        half = t_quantile(LIMIT_CONFIDENCE, free) * math.sqrt(squares / free / len(logs))
+        if logs.mean() <= 0 < logs.mean() + half:
+            found.append(name)
+    return tuple(found)
+
+
+def _evidence_warnings(winner: Finalist, race: RaceState | None) -> list[str]:
+    warnings = []
+    if race is not None and not race.is_decided:
+        warnings.append(
+            f"the race ended with the budget: with {race.probability:.0%} probability its leader is within "
+            "the margin of the best; 95 % were wanted"
+        )
+    piling = [
+        s for m in winner.measurements if (s := saturation(m)) is not None and s.is_saturated
+    ]
+    if piling:
+        warnings.append(
+            f"saturated: requests piled up in {len(piling)} of {len(winner.measurements)} measurements "
+            f"({piling[0].slope_rps:.2f} of {piling[0].arrival_rps:.2f} requests/s went unanswered); "
+            "every latency is one of how long the measurement was"
+        )
+    errors: Counter[str] = Counter()
+    for m in winner.measurements:
+        errors.update(error_counts(m))
+    if errors:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(errors.items()))
+        total = sum(len(m.records) for m in winner.measurements)
+        warnings.append(f"requests failed: {kinds}, of {total}")
+    return warnings
 
 
 def _is_feasible(finalist: Finalist, goal: Goal) -> bool:
@@ -262,9 +384,30 @@ def _warnings(winner: Finalist, goal: Goal, trained_depth: int | None) -> list[s
     warnings += _client_warnings(winner)
     warnings += _quality_warnings(winner)
     worst = worst_violation(winner.measurements, goal.limits)
-    if worst is not None and -NEAR_LIMIT_RATIO < worst[1] <= 0:
+    borderline = _borderline(winner, goal)
+    if borderline:
+        warnings.append(
+            f"borderline: the 90 % upper bound of {', '.join(borderline)} is above the limit"
+        )
+    elif worst is not None and -NEAR_LIMIT_RATIO < worst[1] <= 0:
         warnings.append(f"{worst[0]} is only {-worst[1]:.1%} below its limit")
+    warnings += [f"{finding}" for finding in _speculation_findings(winner)]
     return warnings
+
+
+def _speculation_findings(winner: Finalist) -> list[str]:
+    """Say what is wrong with the winner's speculation counters."""
+    if not winner.config.is_speculative:
+        return []
+    drafted = [m.counters for m in winner.measurements if m.counters.num_accepted_tokens_per_pos]
+    rates = [counters.per_position_acceptance_rates for counters in drafted]
+    if any(r and r[0] <= 0 for r in rates):
+        return ["nothing that was drafted was accepted; check the head"]
+    if any(later > earlier for r in rates for earlier, later in pairwise(r)):
+        return [
+            "acceptance rises with the position, which no chain of drafts can do; check the counters"
+        ]
+    return []
 
 
 def _client_warnings(winner: Finalist) -> list[str]:

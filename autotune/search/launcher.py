@@ -8,7 +8,7 @@ from autotune.measure.client import MeasurementStopped
 from autotune.measure.metrics import summarize
 from autotune.search.listener import SearchListener
 from autotune.search.setup import SearchSetup
-from autotune.search.trial import TrialResult, run_launch, run_trial
+from autotune.search.trial import StopRule, TrialResult, run_launch, run_trial
 from autotune.serving.config import ServingConfig
 from autotune.serving.engine import LaunchContext, Server
 from autotune.store.records import Phase, StudyRecord
@@ -46,8 +46,15 @@ class Launcher:
         trial_number: int | None = None,
         roles: tuple[str, ...] = (),
         num_measurements: int = 1,
+        *,
+        is_calibrating: bool = False,
+        stop_rule: StopRule | None = None,
     ) -> TrialResult:
         """Launch and measure; see `run_trial`.
+
+        Args:
+            is_calibrating: whether the study's ladder is climbed as well.
+            stop_rule: cuts a hopeless measurement off.
 
         Raises:
             MeasurementStopped: the search was stopped.
@@ -58,11 +65,13 @@ class Launcher:
             return run_trial(
                 setup.engine,
                 config,
-                setup.schedule if phase is Phase.SEARCH else setup.confirm_schedule,
+                setup.schedule_of(phase),
                 context,
                 self._listener.on_record,
                 self.should_stop,
                 num_measurements,
+                ladder=setup.ladder if is_calibrating else (),
+                stop_rule=stop_rule,
             )
 
         return self._launch(config, phase, repeat, trial_number, roles, trial)
@@ -147,6 +156,7 @@ class Launcher:
         else:
             assert result.report is not None  # a launch without failure has one
             limits = self._setup.goal.limits
-            measured = [(m, summarize(m, limits)) for m in result.measurements]
+            everything = (*result.measurements, *result.ladder)
+            measured = [(m, summarize(m, limits)) for m in everything]
             self._store.end_measured(launch_id, result.report, measured, now_s)
         self.keep_time(result.timings_s)

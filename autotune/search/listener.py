@@ -24,6 +24,9 @@ class SearchListener(Protocol):
 
     def on_result(self, config: ServingConfig, phase: Phase, result: TrialResult) -> None: ...
 
+    def on_recommendation(self, config: ServingConfig | None) -> None:
+        """Take what would be recommended if the search ended now; None while nothing is feasible."""
+
 
 class SilentListener:
     """Shows nothing."""
@@ -37,3 +40,5 @@ class SilentListener:
     def on_record(self, record: RequestRecord) -> None: ...
 
     def on_result(self, config: ServingConfig, phase: Phase, result: TrialResult) -> None: ...
+
+    def on_recommendation(self, config: ServingConfig | None) -> None: ...

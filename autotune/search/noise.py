@@ -8,8 +8,8 @@ from autotune.errors import AutotuneError, InputError, suggestion
 from autotune.measure.records import Measurement
 from autotune.search.launcher import Launcher
 from autotune.search.listener import SearchListener
+from autotune.search.opening import open_study
 from autotune.search.setup import SearchSetup
-from autotune.search.study import open_study
 from autotune.serving.config import ServingConfig
 from autotune.store.records import LaunchState, Phase, StudyRecord
 from autotune.store.repository import Store

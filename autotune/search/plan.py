@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from autotune.search.setup import SearchSetup
+from autotune.serving.memory import MemoryModel
 from autotune.store.schema import without_password
 
 GUESSED_LAUNCH_S = {"cpu": 40.0, "cuda": 120.0, "simulated": 90.0}
@@ -58,7 +60,7 @@ def _head(setup: SearchSetup) -> list[str]:
         f"traffic: {len(setup.schedule.requests)} requests a measurement, schedule "
         f"{setup.schedule.digest}, {len(setup.schedule.warmup)} warm-up requests",
         f"objective: {direction} {setup.goal.objective}; limits: {'; '.join(limits) or 'none'}",
-        f"sampler: {setup.settings.sampler}, seed {setup.seed}",
+        f"sampler: {setup.sampler}, seed {setup.seed}",
     ]
 
 
@@ -67,15 +69,45 @@ def _candidates(setup: SearchSetup) -> list[str]:
     lines = [f"combinations: {c.num_combinations:,}"]
     lines += [f"  left out {count:,}: {reason}" for reason, count in c.removed.items()]
     lines.append(f"candidates: {len(c.items):,}")
+    lines += _memory(setup)
     shown = [setup.label(candidate.config) for candidate in c.items[:SHOWN_CANDIDATES]]
     more = len(c.items) - len(shown)
     lines.append("  " + ", ".join(shown) + (f", ... and {more:,} more" if more else ""))
     anchors = {"no speculation": c.baseline, "default": c.default, "first guess": c.starter}
+    if c.deepest is not c.default:
+        anchors["deepest"] = c.deepest
     lines.append(
         "always measured: "
         + ", ".join(f"{setup.label(x.config)} ({n})" for n, x in anchors.items())
     )
     return lines
+
+
+def _memory(setup: SearchSetup) -> list[str]:
+    """Say what the default config would take, or that nobody knows."""
+    if setup.sizes is None:
+        return ["memory: sizes are not known, so nothing was left out for memory"]
+    e = MemoryModel(setup.sizes, setup.needs).estimate(setup.candidates.default.config)
+    if math.isinf(e.kv_bytes):
+        return ["memory: the device's is not known, so nothing was left out for memory"]
+    cache = f"KV cache {_gb(e.kv_bytes)}, which is {e.kv_tokens:,.0f} tokens"
+    if setup.sizes.device.kv_bytes is None:
+        cache = (
+            f"weights {_gb(e.weight_bytes)}, drafter {_gb(e.drafter_bytes)}, working memory "
+            f"{_gb(e.activation_bytes)}, graphs {_gb(e.graph_bytes)}, {cache}; "
+            f"sampling under load {_gb(e.sampler_bytes)} more"
+        )
+    lines = [f"memory of the default config (estimated): {cache}"]
+    users, longest = setup.needs.concurrency, setup.needs.longest_request_tokens
+    if users is not None and longest is not None and e.kv_tokens < users * longest:
+        lines.append(
+            f"  caution: {users} of the longest requests ({longest:,} tokens) do not fit at once"
+        )
+    return lines
+
+
+def _gb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.1f} GB"
 
 
 def _fixed(setup: SearchSetup) -> list[str]:

@@ -1,6 +1,6 @@
 """Samplers over the candidate list: Optuna's own, kept on what can be launched and is not yet known.
 
-`SAMPLERS` is where a proposer of our own joins: anything that is an Optuna `BaseSampler`.
+The default is none of them, where the sizes of model and device are known: `autotune.search.auto`.
 """
 
 from __future__ import annotations
@@ -131,8 +131,18 @@ SAMPLERS: Mapping[str, Callable[[int, int], BaseSampler | None]] = {
     "random": _random,
     "grid": lambda seed, num_startup: None,
 }
-SAMPLER_NAMES = tuple(SAMPLERS)
+SAMPLER_NAMES = ("auto", *SAMPLERS)
 MAX_STARTUP_TRIALS = 10
+
+
+def resolve_sampler(name: str, *, has_sizes: bool) -> str:
+    """Return the sampler that a study uses: `auto` needs sizes, and falls back to GP, without torch to TPE.
+
+    Our physics-free model alone needs twice the time of either (docs/search-benchmark.md).
+    """
+    if name != "auto" or has_sizes:
+        return name
+    return "gp" if find_spec("torch") is not None else "tpe"
 
 
 def create_sampler(name: str, candidates: Candidates, seed: int) -> CandidateSampler:

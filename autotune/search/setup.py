@@ -13,9 +13,11 @@ from typing import Any
 import autotune
 from autotune.errors import InputError, invalid
 from autotune.measure.quality.tasks import LoadedTask, load_tasks
-from autotune.search.candidates import Candidates, enumerate_candidates
+from autotune.search.calibration import ladder_schedules, screen_schedule
+from autotune.search.candidates import Candidates, enumerate_candidates, largest_depth
 from autotune.search.decision import Goal
 from autotune.search.definition import study_definition
+from autotune.search.samplers import resolve_sampler
 from autotune.search.space import SearchSpace
 from autotune.serving.capabilities import (
     FP8_ARITHMETIC_CAPABILITY,
@@ -24,8 +26,11 @@ from autotune.serving.capabilities import (
 )
 from autotune.serving.config import ServingConfig
 from autotune.serving.engine import Engine
+from autotune.serving.memory import MemoryModel
 from autotune.serving.models import DrafterInfo, ModelInfo
+from autotune.serving.sizes import ServingSizes
 from autotune.serving.vllm_options import Needs
+from autotune.store.records import Phase
 from autotune.store.schema import without_password
 from autotune.traffic.caveats import caveats
 from autotune.traffic.drawing import build_schedule
@@ -47,7 +52,7 @@ class SearchSettings:
     study: str | None = None
     """Name of the study; the profile's name when None."""
     out_dir: Path = Path("autotune-out")
-    sampler: str = "tpe"
+    sampler: str = "auto"
     seed: int | None = None
     """Seed of schedule and sampler; the profile's own when None."""
     max_trials: int | None = None
@@ -56,7 +61,11 @@ class SearchSettings:
     num_finalists: int = 2
     """Best configs of the search that are confirmed, beside no speculation and the default."""
     num_repeats: int = 3
-    """Fresh launches of each finalist."""
+    """Fresh launches a finalist, on average: the race spends them where they decide something."""
+    is_refined_by_batch: bool = False
+    """Try switching speculation off above a batch size, after the decision."""
+    is_warm_started: bool = True
+    """Whether the cost model starts from what earlier studies of this GPU and model learnt."""
     is_fresh: bool = False
     """Throw an existing study of this name away."""
     command_line: Sequence[str] = ()
@@ -75,10 +84,19 @@ class SearchSetup:
     target: ModelInfo | None
     drafters: tuple[DrafterInfo, ...]
     schedule: Schedule
+    """A whole measurement on the prompts of the search."""
+    screen_schedule: Schedule
+    """The beginning of `schedule`, which candidates are screened with."""
+    ladder: tuple[Schedule, ...]
+    """Short schedules at lower concurrencies, for calibration."""
     confirm_schedule: Schedule
     """What the finalists are compared on: held-out prompts, where the profile holds some out."""
     candidates: Candidates
     needs: Needs
+    sizes: ServingSizes | None
+    """What the arithmetic of memory and cost needs; None where it is not known."""
+    why_not_off_by_batch: str | None
+    """Why speculation cannot be switched off above a batch size here; None where it can."""
     goal: Goal
     definition: Mapping[str, Any]
     environment: Mapping[str, Any]
@@ -88,9 +106,18 @@ class SearchSetup:
     caveats: tuple[str, ...] = field(default=())
     """What limits every conclusion of this study; goes into its decision."""
 
+    def schedule_of(self, phase: Phase) -> Schedule:
+        """Return what a launch of that phase is measured with."""
+        return self.screen_schedule if phase is Phase.SEARCH else self.confirm_schedule
+
     @property
     def study_name(self) -> str:
         return self.settings.study or self.profile.name
+
+    @property
+    def sampler(self) -> str:
+        """Name of the sampler that is used: the user's, or what `auto` comes to."""
+        return resolve_sampler(self.settings.sampler, has_sizes=self.sizes is not None)
 
     @property
     def seed(self) -> int:
@@ -153,15 +180,42 @@ def prepare(
         )
     info = engine.describe()
     target, heads = engine.inspect(model, drafters, model_where or where, drafter_where or where)
-    capable = capabilities(info, target, heads, beyond_trained_depth=space.beyond_trained_depth)
+    served_as = str(target.folder) if target is not None else model
+    sizes = engine.sizes(served_as, heads)
+    ranks = space.fixed_flags.get("data-parallel-size", 1)
+    capable = capabilities(
+        info,
+        target,
+        heads,
+        beyond_trained_depth=space.beyond_trained_depth,
+        data_parallel_size=ranks if isinstance(ranks, int) else 1,
+        is_quantized=sizes is not None and sizes.target.is_quantized,
+    )
     seed = profile.seed if settings.seed is None else settings.seed
     counter = token_counter(target.folder if target is not None else None)
     schedule = build_schedule(profile, seed, counter=counter)
     confirm_schedule = build_schedule(profile, seed, counter=counter, part=Part.HOLDOUT)
-    served_as = str(target.folder) if target is not None else model
+    longest = _longest_tokens(profile, (schedule, confirm_schedule), counter, target, where)
+
+    def needs(max_k: int) -> Needs:
+        return Needs(
+            concurrency=profile.offered_concurrency,
+            longest_request_tokens=longest,
+            max_num_speculative_tokens=max_k,
+            model_max_len=target.max_position_embeddings if target is not None else None,
+        )
+
+    memory = MemoryModel(sizes, needs(largest_depth(space, capable))) if sizes else None
     candidates = enumerate_candidates(
-        space, capable, served_as, heads, concurrency=profile.offered_concurrency
+        space,
+        capable,
+        served_as,
+        heads,
+        concurrency=profile.offered_concurrency,
+        longest_request_tokens=longest,
+        memory=memory,
     )
+    max_k = max(c.config.num_speculative_tokens for c in candidates.items)
     return SearchSetup(
         profile=profile,
         space=space,
@@ -172,14 +226,21 @@ def prepare(
         target=target,
         drafters=heads,
         schedule=schedule,
+        screen_schedule=screen_schedule(profile, schedule),
+        ladder=ladder_schedules(schedule, profile.offered_concurrency),
         confirm_schedule=confirm_schedule,
         candidates=candidates,
-        needs=_needs(profile, (schedule, confirm_schedule), counter, target, candidates, where),
+        needs=needs(max_k),
+        sizes=sizes,
+        why_not_off_by_batch=capable.why_not_off_by_batch,
         goal=goal_of(profile),
         definition=study_definition(
             profile, space, (schedule, confirm_schedule), info, model, tuple(drafters), seed
         ),
-        environment=_environment(info, profile, settings, candidates, schedule),
+        environment={
+            **_environment(info, profile, settings, candidates, schedule),
+            "sampler": resolve_sampler(settings.sampler, has_sizes=sizes is not None),
+        },
         notes=(*_notes(profile, info, heads), *schedule.notes),
         quality_tasks=load_tasks(profile.quality, profile.folder),
         caveats=tuple(caveats(profile, schedule)),
@@ -196,20 +257,23 @@ def goal_of(profile: TrafficProfile) -> Goal:
     )
 
 
-def _needs(
+def _longest_tokens(
     profile: TrafficProfile,
     schedules: Sequence[Schedule],
     counter: TokenCounter,
     target: ModelInfo | None,
-    candidates: Candidates,
     where: str,
-) -> Needs:
-    max_k = max(c.config.num_speculative_tokens for c in candidates.items)
-    if target is None:
-        return Needs(profile.offered_concurrency, None, max_k, None)
+) -> int:
+    """Return prompt and output of the longest request.
+
+    Raises:
+        InputError: it does not fit into the model.
+    """
     longest = max(
         (longest_request(schedule, counter) for schedule in schedules), key=lambda x: x.max_tokens
     )
+    if target is None:
+        return longest.max_tokens
     if longest.is_exact and longest.min_tokens > target.max_position_embeddings:
         raise invalid(
             f"prompt and output of every request must fit into the model's "
@@ -219,12 +283,7 @@ def _needs(
             got=longest.min_tokens,
             next_step=f"Shorten the prompt that begins with {longest.start!r}, or lower max_tokens.",
         )
-    return Needs(
-        concurrency=profile.offered_concurrency,
-        longest_request_tokens=longest.max_tokens,
-        max_num_speculative_tokens=max_k,
-        model_max_len=target.max_position_embeddings,
-    )
+    return longest.max_tokens
 
 
 def _environment(
@@ -247,7 +306,6 @@ def _environment(
         "engine": info.as_dict(),
         "cost": profile.cost.model_dump() if profile.cost is not None else None,
         "prompt_realism": str(schedule.prompt_realism),
-        "sampler": settings.sampler,
         "command_line": [without_password(a) for a in settings.command_line or sys.argv],
     }
 

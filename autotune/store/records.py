@@ -80,6 +80,9 @@ class LaunchRecord:
     report: Mapping[str, Any]
     failure: TrialFailure | None
     measurements: tuple[Measurement, ...] = ()
+    """Under the load that the launch was made for."""
+    ladder: tuple[Measurement, ...] = ()
+    """Short ones under other concurrencies in the same launch, to calibrate the cost model."""
 
     @property
     def log_path(self) -> str | None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import socket
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import psutil
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -20,6 +17,7 @@ from autotune.measure.records import Measurement, measurement_from_dict
 from autotune.serving.config import ServingConfig, config_from_dict
 from autotune.serving.engine import LaunchReport
 from autotune.serving.failures import FailureKind, TrialFailure
+from autotune.store.holders import is_alive, this_process
 from autotune.store.models import DecisionRow, LaunchRow, MeasurementRow, QualityRow, StudyRow
 from autotune.store.records import LaunchRecord, LaunchState, Phase, StudyRecord
 from autotune.store.schema import database_errors, open_database, without_password
@@ -129,12 +127,12 @@ class Store:
         with self._session() as session:
             row = session.get_one(StudyRow, study.study_id)
             holder = json.loads(row.holder_json) if row.holder_json else None
-            if holder is not None and _is_alive(holder):
+            if holder is not None and is_alive(holder):
                 raise StudyError(
                     f"study {study.name!r} is being run by process {holder['pid']} on "
                     f"{holder['host']}. Wait for it, stop it, or give this run another --study."
                 )
-            row.holder_json = _dumps(_this_process())
+            row.holder_json = _dumps(this_process())
 
     def release(self, study: StudyRecord) -> None:
         with self._session() as session:
@@ -230,21 +228,25 @@ class Store:
             return int(done.rowcount)  # type: ignore[attr-defined]  # a CursorResult for UPDATE
 
     def launches(
-        self, study: StudyRecord, *, with_measurements: bool = True
+        self,
+        study: StudyRecord,
+        *,
+        with_measurements: bool = True,
+        launch_ids: Collection[int] | None = None,
     ) -> list[LaunchRecord]:
-        """Return all launches of a study in the order they began.
+        """Return launches of a study in the order they began.
 
         Args:
             study: whose launches.
             with_measurements: read the raw measurements as well, which is most of the database;
                 without them a launch tells its config, state and times.
+            launch_ids: only these; all when None.
         """
         with self._session() as session:
-            rows = session.scalars(
-                select(LaunchRow)
-                .where(LaunchRow.study_id == study.study_id)
-                .order_by(LaunchRow.launch_id)
-            ).all()
+            chosen = select(LaunchRow).where(LaunchRow.study_id == study.study_id)
+            if launch_ids is not None:
+                chosen = chosen.where(LaunchRow.launch_id.in_(launch_ids))
+            rows = session.scalars(chosen.order_by(LaunchRow.launch_id)).all()
             measured: dict[int, list[Measurement]] = {}
             if not with_measurements:
                 return [_launch(row, ()) for row in rows]
@@ -336,6 +338,8 @@ def _launch(row: LaunchRow, measurements: tuple[Measurement, ...]) -> LaunchReco
     if row.failure_kind is not None:
         kind = FailureKind(row.failure_kind)
         failure = TrialFailure(kind, row.failure_detail or "", row.log_path)
+    # A launch is measured under its own load first; what was sent under another schedule is its ladder.
+    first = measurements[0].schedule_digest if measurements else ""
     return LaunchRecord(
         launch_id=row.launch_id,
         trial_number=row.trial_number,
@@ -347,33 +351,6 @@ def _launch(row: LaunchRow, measurements: tuple[Measurement, ...]) -> LaunchReco
         ended_at_s=row.ended_at_s,
         report=json.loads(row.report_json) if row.report_json else {},
         failure=failure,
-        measurements=measurements,
+        measurements=tuple(m for m in measurements if m.schedule_digest == first),
+        ladder=tuple(m for m in measurements if m.schedule_digest != first),
     )
-
-
-def _this_process() -> dict[str, Any]:
-    pid = os.getpid()
-    return {
-        "host": socket.gethostname(),
-        "pid": pid,
-        "started_at_s": psutil.Process(pid).create_time(),
-    }
-
-
-def _is_alive(holder: Mapping[str, Any]) -> bool:
-    """Whether the holder still runs; one on another host cannot be asked and counts as alive.
-
-    The start time tells the holder from a later process that got its number.
-    """
-    if holder["host"] != socket.gethostname():
-        return True
-    if holder["pid"] == os.getpid():
-        return False
-    try:
-        process = psutil.Process(holder["pid"])
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return False  # ended, and only not yet reaped by whoever started it
-        started = process.create_time()
-    except psutil.NoSuchProcess:
-        return False
-    return bool(abs(started - holder["started_at_s"]) < 2.0)

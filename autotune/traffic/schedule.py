@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -109,6 +109,20 @@ class Schedule:
         head = [self.endpoint, self.concurrency, self.max_duration_s, self.request_timeout_s]
         text = json.dumps([head, rows], sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
+
+    def head(self, num_requests: int) -> Schedule:
+        """Return the schedule cut after its first requests, whole conversations only.
+
+        Args:
+            num_requests: how many to keep at least, at least 1; the last conversation is completed.
+        """
+        begun = {r.conversation_id for r in self.requests[:num_requests]} - {None}
+        kept = tuple(
+            r
+            for i, r in enumerate(self.requests)
+            if i < num_requests or r.conversation_id in begun
+        )
+        return self if len(kept) == len(self.requests) else replace(self, requests=kept)
 
     @property
     def num_requests_of_class(self) -> dict[str, int]:

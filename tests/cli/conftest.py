@@ -23,7 +23,7 @@ name: tiny
 model: owner/target
 drafter: owner/head
 load: {kind: concurrency, concurrency: 4}
-measure: {min_requests: 8}
+measure: {min_requests: 16}
 classes:
   - prompts: {file: prompts.txt}
     output: {max_tokens: 32}

@@ -243,7 +243,7 @@ def test_an_unknown_space_is_refused(name: str, parts: tuple[str, ...], search: 
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        (("--sampler", "tpee"), ("--sampler: must be one of tpe, gp,", "'tpee'", "Did you mean 'tpe'?")),
+        (("--sampler", "tpee"), ("--sampler: must be one of auto, tpe,", "'tpee'", "Did you mean 'tpe'?")),
         (("--engine", "simulatd"), ("engine: ", "'simulatd'", "Did you mean 'simulated'?")),
         (("--engine", "os.path:Nothing"), ("the module 'os.path' must have the class", "'Nothing'")),
         (("--engine", "no_such_module:Engine"), ("'no_such_module' must be importable", "installed")),

@@ -23,7 +23,7 @@ def test_it_launches_one_config_again_and_again_and_says_how_far_it_differs(
 
     assert outcome.returncode == 0, outcome.stderr
     assert "noise of K=3 (simulated)" in outcome.stdout
-    assert "3 launches, 6 measurements, 48 requests" in " ".join(outcome.stdout.split())
+    assert "3 launches, 6 measurements, 96 requests" in " ".join(outcome.stdout.split())
     done = launches("tiny-noise")
     assert [x.phase for x in done] == [Phase.NOISE] * 3
     assert {x.config.num_speculative_tokens for x in done} == {3}

@@ -256,7 +256,7 @@ def test_fresh_leaves_other_studies_alone(search: Run, launches: Launches) -> No
 
 REPEATS = 3
 LONG = ("--trials", "4", "--repeats", str(REPEATS), "--finalists", "2")
-SMALL, LARGE = "measure: {min_requests: 8}", "measure: {min_requests: 40}"
+SMALL, LARGE = "measure: {min_requests: 16}", "measure: {min_requests: 40}"
 
 
 @pytest.fixture
@@ -346,7 +346,10 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(
     assert [x.launch_id for x in after if x.launch_id in measured] == measured
     assert done_twice(after) == []
     confirmed = [x for x in after if x.phase is Phase.CONFIRM and x.state is LaunchState.MEASURED]
-    assert len(confirmed) % REPEATS == 0
+    # Every finalist twice, and the rest where they decide something: as many as whole rounds at most.
+    launched = Counter(x.config.digest for x in confirmed)
+    assert min(launched.values()) >= 2
+    assert len(confirmed) <= len(launched) * REPEATS
 
 
 def test_a_request_to_end_is_obeyed_like_ctrl_c(
@@ -385,7 +388,7 @@ def test_a_search_that_runs_already_is_not_run_twice(
 ) -> None:
     # So long that it still runs when the second one and the third one are told so.
     profile = folder / "traffic.yaml"
-    profile.write_text(profile.read_text().replace("min_requests: 40", "min_requests: 1000"))
+    profile.write_text(profile.read_text().replace("min_requests: 40", "min_requests: 5000"))
     running = start(*MODULE, *long_search, "--repeats", "20")
     wait_for_launches(folder, 1)
 

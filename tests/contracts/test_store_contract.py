@@ -6,6 +6,7 @@ A database of another kind joins with a subclass whose `storage` names an empty 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -304,6 +305,70 @@ class StoreContract:
         (found,) = store.launches(other)
         assert (found.launch_id, found.state) == (of_other, LaunchState.RUNNING)
 
+    def test_what_was_measured_under_another_schedule_is_the_ladder(
+        self, store: Store, connect: Callable[[], Store], study: StudyRecord
+    ) -> None:
+        main, again = at_tps(100), at_tps(101)
+        rungs = tuple(
+            dataclasses.replace(at_tps(tps), schedule_digest=f"{tps:016d}", concurrency=rung)
+            for rung, tps in ((1, 20), (4, 60))
+        )
+        launch_id = store.begin_launch(study, CONFIG, Phase.SEARCH, 0, 0, 1.0)
+        store.end_measured(launch_id, REPORT, [(m, {}) for m in (main, again, *rungs)], 2.0)
+
+        (found,) = connect().launches(study)
+
+        assert found.measurements == (main, again)
+        assert found.ladder == rungs
+
+    def test_a_launch_without_a_ladder_has_none(self, store: Store, study: StudyRecord) -> None:
+        launch_id = store.begin_launch(study, CONFIG, Phase.SEARCH, 0, 0, 1.0)
+        store.end_measured(launch_id, REPORT, [(at_tps(100), {})], 2.0)
+        assert store.launches(study)[0].ladder == ()
+
+    def test_why_a_measurement_was_stopped_comes_back(
+        self, store: Store, study: StudyRecord
+    ) -> None:
+        kept = dataclasses.replace(at_tps(100), stopped_early="too slow é")
+        launch_id = store.begin_launch(study, CONFIG, Phase.SEARCH, 0, 0, 1.0)
+        store.end_measured(launch_id, REPORT, [(kept, {})], 2.0)
+        assert store.launches(study)[0].measurements == (kept,)
+
+    def test_only_the_launches_that_are_asked_for_are_read(
+        self, store: Store, study: StudyRecord
+    ) -> None:
+        other = store.add_study("other", {}, {}, 0.0, is_simulated=False)
+        ids = []
+        for owner, tps in ((study, 100), (study, 110), (other, 120), (study, 130)):
+            ids.append(store.begin_launch(owner, config(3), Phase.SEARCH, 0, 0, 1.0))
+            store.end_measured(ids[-1], REPORT, [(at_tps(tps), {})], 2.0)
+
+        # In the order they began, and never another study's.
+        found = store.launches(study, launch_ids=[ids[3], ids[0], ids[2], 10_000])
+
+        assert [x.launch_id for x in found] == [ids[0], ids[3]]
+        assert [x.measurements for x in found] == [(at_tps(100),), (at_tps(130),)]
+        assert store.launches(study, launch_ids=[]) == []
+        assert [x.launch_id for x in store.launches(study)] == [ids[0], ids[1], ids[3]]
+
+    # --- the environment ---
+
+    def test_a_part_of_the_environment_is_replaced_and_the_rest_stays(
+        self, store: Store, connect: Callable[[], Store], study: StudyRecord
+    ) -> None:
+        other = store.add_study("other", {}, {"cost": 1}, 0.0, is_simulated=False)
+        changed = store.update_environment(study, {"cost": {"per_gpu_hour": 2.5}, "models": ["é"]})
+
+        expected = {**ENVIRONMENT, "cost": {"per_gpu_hour": 2.5}, "models": ["é"]}
+        assert changed.environment == expected
+        assert changed.study_id == study.study_id
+        assert connect().get_study("demo").environment == expected
+        assert connect().get_study("demo").definition == DEFINITION
+
+        store.update_environment(study, {"cost": None})  # an old record changes nothing else
+        assert connect().get_study("demo").environment == {**expected, "cost": None}
+        assert connect().get_study(other.name).environment == {"cost": 1}
+
     # --- timings and decisions ---
 
     def test_timings_add_up(
@@ -432,16 +497,16 @@ class StoreContract:
     ) -> None:
         """The other one comes between the look at the holder and the writing down of the new one."""
         others: list[Child] = []
-        this_process = repository._this_process
+        this_process = repository.this_process
 
         def while_the_other_one_tries() -> dict[str, Any]:
             # Before the other one is forked, which must not start a third one.
-            monkeypatch.setattr(repository, "_this_process", this_process)
+            monkeypatch.setattr(repository, "this_process", this_process)
             others.append(children.start(try_to_hold, storage))
             others[0].has_said(0.5)  # or it waits for this one's transaction, which is as good
             return this_process()
 
-        monkeypatch.setattr(repository, "_this_process", while_the_other_one_tries)
+        monkeypatch.setattr(repository, "this_process", while_the_other_one_tries)
         try:
             store.take_hold(study)
             has_taken = True

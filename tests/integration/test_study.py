@@ -33,10 +33,10 @@ from study_helpers import (
     with_limits,
 )
 
-from autotune.errors import NothingFeasibleError, StudyChangedError, StudyError
+from autotune.errors import InputError, NothingFeasibleError, StudyChangedError, StudyError
 from autotune.measure.records import Measurement, RequestRecord
 from autotune.report.study import load_study
-from autotune.search import study as study_module
+from autotune.search import opening
 from autotune.search.ledger import DashboardStorage, optuna_storage
 from autotune.search.listener import SearchListener, SilentListener
 from autotune.search.setup import SearchSetup
@@ -134,7 +134,11 @@ def assert_whole(
     confirmed = Counter((x.config.digest, x.repeat) for x in finished if x.phase is Phase.CONFIRM)
     assert set(confirmed.values()) == {1}, "a finalist was launched twice in one round"
     rounds = Counter(digest for digest, _ in confirmed)
-    assert set(rounds.values()) == {setup.settings.num_repeats}
+    # Twice each, and further ones where they decide something: no more than so many whole rounds.
+    assert min(rounds.values()) >= 2
+    assert confirmed.total() <= len(rounds) * setup.settings.num_repeats
+    for digest, count in rounds.items():
+        assert {repeat for d, repeat in confirmed if d == digest} == set(range(count))
 
     trials = optuna_trials(setup)
     assert {t.state for t in trials} <= {TrialState.COMPLETE, TrialState.FAIL}
@@ -172,12 +176,16 @@ def test_a_grid_finds_the_best_k(tmp_path: Path, connect: Callable[[SearchSetup]
     assert outcome.decision.is_simulated
     assert outcome.decision.gain_over_baseline is not None
     assert outcome.decision.gain_over_default is not None
-    # 5.3 tokens in 18 ms against 1 in 11 ms, and against 5.33 in 21 ms at K = 8. The first token of
-    # an answer comes out of the prompt and not out of such a step, so the gain is a little smaller.
+    # The first token comes out of the prompt, in a step that drafts as well: 13 ms with a head. The
+    # other 47 take steps of 18 ms that yield 1, 2, 3 or 4 tokens (5 % each) or 6 (80 %), 5.3 on average.
+    # The last one yields more than is left, by E[n^2] / 2 E[n] - 1/2 = 30.3 / 10.6 - 1/2 = 2.36 tokens.
+    # K = 8 yields 5.33 in 21 ms, and no speculation one in 11 ms.
+    of_best = 13 + (47 + 2.36) / 5.3 * 18
+    of_default = 13 + (47 + 2.38) / 5.33 * 21
     gain = outcome.decision.gain_over_baseline.estimate
-    assert gain == pytest.approx((5.3 / 18) / (1 / 11), rel=0.1)
+    assert gain == pytest.approx(48 * 11 / of_best, rel=0.05)
     assert outcome.decision.gain_over_default.estimate == pytest.approx(
-        (5.3 / 18) / (5.33 / 21), rel=0.1
+        of_default / of_best, rel=0.05
     )
     launches = launches_of(store, setup)
     assert sorted(depths(launches, Phase.SEARCH)) == list(range(11))
@@ -253,7 +261,7 @@ def test_the_searchs_own_lucky_value_plays_no_part(
         if x.phase is Phase.CONFIRM and x.config.num_speculative_tokens == 3
         for m in x.measurements
     ]
-    assert len(fresh) == lucky.num_launches == setup.settings.num_repeats
+    assert len(fresh) == lucky.num_launches >= 2
     assert lucky.objective.estimate == pytest.approx(sum(fresh) / len(fresh))
     assert lucky.objective.estimate < 0.7 * (values["K=3"] or 0)
 
@@ -347,18 +355,22 @@ def test_optuna_and_its_dashboard_know_what_breaks_a_limit(
         }
         assert by_name["launch"] < 0  # it came up
         assert by_name["default.tpot_p95_ms"] == pytest.approx((10 + n - 16) / 16, abs=0.02)
-        assert set(trial.constraints) == {"launch", "default.tpot_p95_ms"}
-        assert (max(trial.constraints.values()) > 0) is (n > 6)
+        assert set(trial.constraints) == {"launch", "whole_run", "default.tpot_p95_ms"}
+        assert (by_name["default.tpot_p95_ms"] > 0) is (n > 6)
+        # One or two at a time keep the limit, but are so much slower than 4 that they may be cut off.
+        assert by_name["whole_run"] < 0 or n != 4
     # optuna-dashboard reads this list, and draws a trial as infeasible where one is above 0.
     shown = optuna_storage(setup.settings.storage, DashboardStorage).get_all_trials(1)
     is_infeasible = {
         t.user_attrs["label"]: any(value > 0 for value in t.system_attrs["constraints"])
         for t in shown
     }
-    assert is_infeasible == {
-        "K=0": True, "K=0 seqs=8": True, "K=0 seqs=4": False, "K=0 seqs=2": False,
-        "K=0 seqs=1": False,
-    }  # fmt: skip
+    is_cut_off = {
+        t.user_attrs["label"]: "stopped_early" in t.user_attrs for t in optuna_trials(setup)
+    }
+    for label, is_bad in is_infeasible.items():
+        assert is_bad is (label in {"K=0", "K=0 seqs=8"} or is_cut_off[label])
+    assert not is_infeasible["K=0 seqs=4"]
 
 
 def test_without_any_feasible_trial_the_nearest_miss_is_told(
@@ -389,7 +401,13 @@ def test_a_study_without_any_feasible_trial_can_be_looked_at(
 
     assert view.decision is None
     assert len(view.launches) == 5
-    assert [row.is_feasible for row in view.rows] == [False] * 5
+    # One that was measured whole breaks the limit; the others were given up, with the reason, before.
+    assert {row.is_feasible for row in view.rows} <= {False, None}
+    assert any(row.is_feasible is False for row in view.rows)
+    for row in view.rows:
+        if row.is_feasible is None:
+            assert row.failure is not None
+            assert row.failure.startswith("given up: ")
 
 
 # --- failures ---
@@ -480,9 +498,8 @@ def test_a_study_whose_baseline_fails_still_decides(
 def test_when_everything_fails_the_search_says_what_it_had_in_common(
     tmp_path: Path, connect: Callable[[SearchSetup], Store]
 ) -> None:
-    """10 GB of weights do not fit into 4 GB."""
-    small = replace(PEAK_AT_5, hardware=replace(ROUND_HARDWARE, memory_bytes=4e9))
-    setup = make_setup(tmp_path, engine=simulated(small))
+    kinds = {f"k{k}": "insufficient_memory" for k in range(11)}
+    setup = make_setup(tmp_path, engine=simulated(**kinds))
     store = connect(setup)
 
     with pytest.raises(NothingFeasibleError) as caught:
@@ -490,9 +507,18 @@ def test_when_everything_fails_the_search_says_what_it_had_in_common(
 
     text = str(caught.value)
     assert "none of 11 launches is feasible" in text
-    assert "11 failed (insufficient_memory); the first: insufficient_memory: KV cache" in text
+    assert (
+        "11 failed (insufficient_memory); the first: insufficient_memory: injected fault" in text
+    )
     assert {x.state for x in launches_of(store, setup)} == {LaunchState.FAILED}
     assert len(optuna_trials(setup)) == 11
+
+
+def test_what_fits_into_no_memory_is_refused_before_any_launch(tmp_path: Path) -> None:
+    """10 GB of weights do not fit into 4 GB."""
+    small = replace(PEAK_AT_5, hardware=replace(ROUND_HARDWARE, memory_bytes=4e9))
+    with pytest.raises(InputError, match="leaves nothing to launch: memory: weights"):
+        make_setup(tmp_path, engine=simulated(small))
 
 
 # --- how much it does ---
@@ -542,7 +568,7 @@ def test_a_budget_is_kept_with_room_for_the_confirmation(
 ) -> None:
     """A launch takes 30 s and its traffic 1 to 5 s, so 600 s are about 18 launches.
 
-    Of these (2 + 2) finalists x 3 = 12 are kept for the confirmation.
+    Of these (2 + 2) finalists x 3 = 12 are kept for the race, which may need fewer.
     """
     setup = make_setup(tmp_path, budget_s=600.0)
     store = connect(setup)
@@ -553,7 +579,7 @@ def test_a_budget_is_kept_with_room_for_the_confirmation(
     assert outcome.decision is not None
     launches = launches_of(store, setup)
     assert 4 <= len(depths(launches, Phase.SEARCH)) <= 7
-    assert len(depths(launches, Phase.CONFIRM)) == 12
+    assert 8 <= len(depths(launches, Phase.CONFIRM)) <= 12  # four finalists, twice at least
     spent_s = max(x.ended_at_s or 0 for x in launches) - launches[0].started_at_s
     assert spent_s <= 600
     assert store.get_study("study").timings_s["total"] == pytest.approx(spent_s)
@@ -600,7 +626,7 @@ def test_time_is_accounted_for(tmp_path: Path, connect: Callable[[SearchSetup], 
 # --- the confirmation ---
 
 
-def test_finalists_are_launched_in_rounds_of_alternating_order(
+def test_finalists_are_first_launched_in_two_rounds_of_alternating_order(
     tmp_path: Path, connect: Callable[[SearchSetup], Store]
 ) -> None:
     setup = make_setup(tmp_path, num_repeats=4)
@@ -614,8 +640,10 @@ def test_finalists_are_launched_in_rounds_of_alternating_order(
     assert first[:2] == [0, TRAINED_DEPTH]  # the points of comparison
     assert len(set(first)) == 4
     assert BEST_K in first
-    assert order == [*first, *first[::-1], *first, *first[::-1]]
-    assert [x.repeat for x in confirm] == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
+    # Once forth and once back; from then on launches go where they decide something.
+    assert order[:8] == [*first, *first[::-1]]
+    assert [x.repeat for x in confirm][:8] == [0] * 4 + [1] * 4
+    assert 8 <= len(order) <= 16
     assert {x.trial_number for x in confirm} == {None}
 
 
@@ -968,7 +996,7 @@ def test_fresh_that_was_cut_off_can_be_repeated(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(study_module, "_delete_optuna_study", killed)
+        patch.setattr(opening, "_delete_optuna_study", killed)
         with pytest.raises(KeyboardInterrupt):
             run_search(tiny_setup(tmp_path, is_fresh=True), store)
 

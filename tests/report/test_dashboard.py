@@ -154,8 +154,9 @@ def test_trials_that_break_a_limit_are_infeasible_and_others_are_not(
     assert worst.keys() == {"K=0", "K=1", "K=4", "K=8"}
     assert worst["K=0"] > 0, "breaks the limit on tpot_mean_ms"
     assert worst["K=8"] > 0, "its launch failed"
-    assert worst["K=1"] <= 0
     assert worst["K=4"] <= 0
+    # Cut off for being far slower than K = 4: it counts as one that broke something.
+    assert worst["K=1"] == 1
 
 
 def test_optuna_sees_the_same_violations(storage: str, ask: Ask, study_id: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,6 +51,17 @@ def tps(row: ConfigRow) -> float:
 
 
 # --- which launches count ---
+
+
+def test_a_run_that_was_cut_off_has_a_reason_and_no_figures() -> None:
+    """A part of a measurement is no measurement: its throughput misses what was still in flight."""
+    cut_off = replace(at_tps(90), stopped_early="requests take 80% longer")
+    rows = by_label(rows_of([launch(1, K0, at_tps(100)), launch(2, K4, cut_off)]))
+    assert rows["K=4"].objective is None
+    assert rows["K=4"].ratio_to_baseline is None
+    assert rows["K=4"].is_feasible is None
+    assert rows["K=4"].failure == "given up: requests take 80% longer"
+    assert rows["K=0"].failure is None
 
 
 def test_a_config_that_was_confirmed_shows_its_fresh_launches_alone() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from study_helpers import (
     PEAK_AT_5,
+    ROUND_HARDWARE,
     TRAINED_DEPTH,
     make_profile,
     make_setup,
@@ -32,6 +34,8 @@ from autotune.search.setup import (
 from autotune.serving.engine import Engine, EngineSettings
 from autotune.serving.models import DrafterInfo, ModelInfo
 from autotune.serving.simulated import SimulatedEngine
+from autotune.serving.sizes import ServingSizes
+from autotune.store.records import Phase
 
 
 class EngineWithFolders(SimulatedEngine):
@@ -356,3 +360,53 @@ def test_simulated_worlds_are_engines_like_any_other(tmp_path: Path) -> None:
     assert setup.model == "model"
     assert setup.target is None
     assert [head.name for head in setup.drafters] == ["head"]
+
+
+# --- what a search is measured with ---
+
+
+def test_candidates_are_screened_with_the_beginning_of_the_whole_schedule(tmp_path: Path) -> None:
+    """Two fifths of 100 requests, which is above 24 and three a slot. The race sends all."""
+    setup = make_setup(
+        tmp_path, profile=make_profile(tmp_path, measure={"min_requests": 100, "warmup": 1})
+    )
+    assert len(setup.schedule.requests) == len(setup.confirm_schedule.requests) == 100
+    assert setup.screen_schedule.requests == setup.schedule.requests[:40]
+    assert setup.schedule_of(Phase.SEARCH) is setup.screen_schedule
+    for phase in (Phase.CONFIRM, Phase.NOISE):
+        assert setup.schedule_of(phase) is setup.confirm_schedule
+
+
+@pytest.mark.parametrize(("concurrency", "rungs"), [(1, []), (16, [1, 4])])
+def test_the_ladder_lies_below_the_load(
+    tmp_path: Path, concurrency: int, rungs: list[int]
+) -> None:
+    load = {"kind": "concurrency", "concurrency": concurrency}
+    setup = make_setup(tmp_path, profile=make_profile(tmp_path, load=load))
+    assert [rung.concurrency for rung in setup.ladder] == rungs
+
+
+def test_an_engine_without_sizes_prunes_nothing_for_memory(tmp_path: Path) -> None:
+    """10 GB of weights in 4 GB: refused where sizes are known, left to the launch where not."""
+    small = replace(PEAK_AT_5, hardware=replace(ROUND_HARDWARE, memory_bytes=4e9))
+
+    class Unsized(SimulatedEngine):
+        def sizes(self, model: str, drafters: Sequence[DrafterInfo]) -> ServingSizes | None:  # type: ignore[override]  # what `Engine` allows
+            return None
+
+    setup = make_setup(tmp_path, engine=Unsized(EngineSettings(options={"world": small})))
+    assert setup.sizes is None
+    assert len(setup.candidates.items) == 11
+
+    with pytest.raises(InputError, match="memory"):
+        make_setup(tmp_path, engine=simulated(small))
+
+
+def test_sizes_are_the_engines(tmp_path: Path) -> None:
+    setup = make_setup(tmp_path)
+    assert setup.sizes == setup.engine.sizes("model", setup.drafters)
+    assert setup.sizes is not None
+
+
+def test_the_default_sampler_is_our_own() -> None:
+    assert SearchSettings().sampler == "auto"

@@ -6,16 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_helpers import at_tps, config
+from study_helpers import at_tps, config, make_profile, simulated
 
 from autotune.measure.client import MeasurementStopped, OnRecord, ShouldStop
-from autotune.measure.records import Measurement, ServerCounters
+from autotune.measure.records import Measurement, RequestRecord, ServerCounters
 from autotune.search.trial import run_trial
 from autotune.serving.capabilities import EngineInfo
 from autotune.serving.clock import VirtualClock
 from autotune.serving.config import ServingConfig
 from autotune.serving.engine import Engine, LaunchContext, LaunchReport, Server
 from autotune.serving.failures import FailureKind, TrialFailed, TrialFailure
+from autotune.traffic.drawing import build_schedule
 from autotune.traffic.schedule import Schedule
 
 SCHEDULE = Schedule("chat", 1, (), (), 10.0, 10.0)
@@ -136,3 +137,72 @@ def test_anything_else_goes_on_up_but_the_server_is_closed(
     with pytest.raises(type(error)):
         run(engine, tmp_path)
     assert engine.done[-1] == "close"
+
+
+class StopAfter:
+    """A rule that gives a run up after so many requests."""
+
+    def __init__(self, num_requests: int) -> None:
+        self._left = num_requests
+
+    def observe(self, record: RequestRecord) -> None:
+        self._left -= 1
+
+    @property
+    def reason(self) -> str | None:
+        return "hopeless" if self._left <= 0 else None
+
+
+def simulated_trial(tmp_path: Path, **kwargs: Any) -> Any:
+    profile = make_profile(tmp_path)
+    schedule = build_schedule(profile)
+    engine = simulated()
+    return schedule, run_trial(
+        engine, config(2), schedule, LaunchContext(tmp_path, "name"), **kwargs
+    )
+
+
+def test_a_hopeless_run_is_cut_off_and_keeps_what_was_seen(tmp_path: Path) -> None:
+    schedule, whole = simulated_trial(tmp_path, stop_rule=StopAfter(10_000))
+    _, cut = simulated_trial(tmp_path, stop_rule=StopAfter(3), ladder=[schedule])
+    (measurement,) = cut.measurements
+    assert cut.failure is None
+    assert measurement.stopped_early == "hopeless"
+    assert len(measurement.records) == 3 < len(whole.measurements[0].records)
+    assert measurement.schedule_digest == schedule.digest
+    assert measurement.duration_s < whole.measurements[0].duration_s
+    assert cut.ladder == ()  # nobody calibrates on what is given up
+    assert whole.measurements[0].stopped_early is None
+
+
+def test_a_stop_from_outside_is_no_rule_of_ours(tmp_path: Path) -> None:
+    with pytest.raises(MeasurementStopped):
+        simulated_trial(tmp_path, stop_rule=StopAfter(10_000), should_stop=lambda: True)
+
+
+def test_a_ladder_is_measured_in_the_same_launch(tmp_path: Path) -> None:
+    rung = build_schedule(make_profile(tmp_path), 99).head(2)
+    _, result = simulated_trial(tmp_path, ladder=[rung])
+    assert [m.schedule_digest for m in result.ladder] == [rung.digest]
+    assert len(result.measurements) == 1
+
+
+def test_a_rung_that_fails_does_not_fail_the_trial(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+
+    class FailsSecond(ScriptedServer):
+        def measure(
+            self,
+            schedule: Schedule,
+            on_record: OnRecord | None = None,
+            should_stop: ShouldStop | None = None,
+        ) -> Measurement:
+            if "measure" in engine.done:
+                raise TrialFailed(OUT_OF_MEMORY)
+            return super().measure(schedule, on_record, should_stop)
+
+    engine.launch = lambda config, context: FailsSecond(engine)  # type: ignore[method-assign]
+    result = run(engine, tmp_path, ladder=[SCHEDULE])
+    assert result.failure is None
+    assert len(result.measurements) == 1
+    assert result.ladder == ()
