@@ -12,8 +12,10 @@ def evidence_text(decision: Decision) -> str:
         prompts = " on prompts that the search never saw" if evidence.is_heldout else ""
         sure = ""
         if evidence.leader_probability is not None:
+            share = evidence.leader_probability
+            shown = f"{share:.0%}" if share < 0.995 else "over 99%"
             sure = (
-                f"; with {evidence.leader_probability:.0%} probability the leader is within "
+                f"; with {shown} probability the leader is within "
                 f"{decision.margin_ratio:.0%} of the best finalist"
             )
         sentences.append(
